@@ -40,7 +40,7 @@ def test_a_missing_card_is_created(card):
     sample().save(card, section="forgetting")
     text = card.read_text()
     assert (
-        "---\n# smollm2-gsm8k\n\n<!-- holdfast: forgetting -->\n## Forgetting\n\n### Lost" in text
+        "---\n# smollm2-gsm8k\n\n<!-- holdfast: forgetting -->\n## Forgetting\n\n### Much forgotten" in text
     )
     found = ModelCard(text).data.eval_results
     assert [one.dataset_name for one in found][:2] == ["GSM8K", "WikiText-2"]  # the target first
@@ -129,7 +129,7 @@ def test_where_the_section_goes(card, body, before, after):
     assert text.endswith(END + after)
     assert "stale" not in text
     level = "###" if "stale" in body else "##"
-    assert f"{BEGIN}\n{level} Forgetting\n\n{level}# Lost" in text
+    assert f"{BEGIN}\n{level} Forgetting\n\n{level}# Much forgotten" in text
 
 
 def test_windows_line_breaks_and_a_byte_order_mark(card):

@@ -34,7 +34,8 @@ def row(text, name):
 
 def test_a_report():
     text = sample().to_markdown()
-    assert text.startswith("# Lost 6.3 points on LAMBADA, 3.1 points on PIQA and 0.118 nats per")
+    assert text.startswith("# Much forgotten: kept 92 % (worst: LAMBADA, −6.3 points).\n")
+    assert "\nNext: holdfast merge HuggingFaceTB/SmolLM2-135M runs/smollm2-gsm8k --sweep" in text
     assert row(text, "PIQA") == [
         "PIQA", "acc_norm", "68.4 %", "65.3 %", "−3.1 points", "−4.0 to −2.2", "1,838", "lost",
     ]  # fmt: skip
@@ -136,7 +137,10 @@ def test_of_many_columns_some_are_left_out():
 
 
 def test_colors_and_markup():
-    assert printed(sample()).startswith("Lost 6.3 points on LAMBADA")
+    said = printed(sample()).splitlines()
+    assert said[0].startswith("Much forgotten: kept 92 %")
+    assert said[-1].startswith("Next: holdfast merge HuggingFaceTB/SmolLM2-135M")  # not wrapped
+    assert said[-1].endswith("-merged")
     assert "\x1b[" in printed(sample(), force_terminal=True)
     found = sample_results(failed={"mas-0-1": "RuntimeError: [red]no[/red]"})
     assert "[red]no[/red]" in printed(found)

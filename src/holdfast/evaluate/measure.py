@@ -5,6 +5,7 @@ base freed from memory, each tuned model takes the same tests.
 """
 
 import contextlib
+import shlex
 import shutil
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from holdfast.io.adapter import is_adapter
 from holdfast.io.heads import ModelSource, NewHead, head_like, is_headless
 from holdfast.io.models import Loaded, Loader
 from holdfast.io.tokens import TokenChange, token_change
+from holdfast.io.untrusted import parse_yaml
 from holdfast.recipe import Recipe, as_recipe, recipe_beside
 from holdfast.report.printing import tell_line
 
@@ -248,7 +250,7 @@ class Meter:
             raise ValueError(
                 f"{base} is an adapter: pass the model that it was trained on as the base"
             )
-        self.base, self.drift, self.loader = base, drift, loader or Loader()
+        self.base, self.suite, self.drift, self.loader = base, suite, drift, loader or Loader()
         self.started, self.progress = False, progress
         self.exam = Examination(suite, progress=progress)
         self.settings = {
@@ -284,9 +286,24 @@ class Meter:
             scores=tuple(found.scores),
             notes=tuple(found.notes),
             split=found.split,
-            settings=dict(self.settings),
+            settings={**self.settings, **self._facts_of(tuned)},
             versions=_versions(),
         )
+
+    def _facts_of(self, tuned: ModelSource | None) -> dict[str, str | float]:
+        """The command line that measures the same, and how long ``finetune`` trained the model."""
+        loader = self.loader
+        words = [_word(self.base, "BASE"), _word(tuned, "TUNED"), *self.suite.words()]
+        words += ["--no-drift"] * (not self.drift)
+        words += ["--trust-remote-code"] * loader.trust_remote_code
+        words += ["--allow-pickle"] * loader.allow_pickle
+        found: dict[str, str | float] = {"command": shlex.join(["holdfast", "measure", *words])}
+        with contextlib.suppress(OSError, TypeError, ValueError):  # none, or one of another tool
+            file = Path(str(tuned), "config.yaml")
+            given: Any = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+            if (given.get("max_updates"), given.get("patience")) == (None, None):
+                found["epochs"] = float(given["epochs"])
+        return found
 
     def _examine(self, tuned: ModelSource | None, recipe: Recipe | None) -> Compared:
         exam, base = self.exam, self.base
@@ -352,6 +369,11 @@ def on_ids(tokens: TokenChange) -> Iterator[str]:
 
 def _name(source: ModelSource) -> str:
     return type(source).__name__ if isinstance(source, nn.Module) else str(source)
+
+
+def _word(source: ModelSource | None, in_memory: str) -> str:
+    """A model on the command line."""
+    return in_memory if source is None or isinstance(source, nn.Module) else str(source)
 
 
 def _versions() -> dict[str, str]:

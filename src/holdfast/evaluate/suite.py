@@ -12,6 +12,7 @@ from holdfast.evaluate.classify import Classification
 from holdfast.evaluate.harness import Harness
 from holdfast.evaluate.kl import KL, MOST_TEXTS, ContextFreeKL, class_kl, masked_kl, token_kl
 from holdfast.evaluate.probes import Completions, MultipleChoice, Probe, Role, Similarity, Text
+from holdfast.evaluate.skills import Sums
 from holdfast.io import encoding, rows
 from holdfast.io.heads import is_regression
 from holdfast.io.models import Loaded
@@ -77,6 +78,24 @@ class Suite(NamedSettings):
         fit = free.texts if self.limit_tokens is None else self.limit_tokens // tokens
         return ContextFreeKL(min(free.texts, self.limit or free.texts, fit), tokens, free.seed)
 
+    def words(self) -> list[str]:
+        """The tests as options of the command line, with FILE for rows and texts in memory.
+
+        >>> Suite(text="wiki.txt", target=[{"text": "a", "label": 1}], limit=9).words()
+        ['--target', 'FILE', '--text', 'wiki.txt', '--limit', '9']
+        """
+        skills = any(isinstance(probe, Sums) for probe in self.probes)
+        given = {
+            "target": self.target, "text": self.text, "retained": self.data,
+            "similarity": self.similarity, "tasks": [*self.tasks],
+            "include-path": self.include_path or (), "limit": str(self.limit or ""),
+            "limit-tokens": str(self.limit_tokens or ""),
+            "columns": [f"{name}={column}" for name, column in self.columns.items()],
+        }  # fmt: skip
+        named = {f"--{name}": _paths(some) for name, some in given.items()}
+        found = [word for name, some in named.items() if some for word in (name, *some)]
+        return [*found, *["--skills"] * skills]
+
     def _read(self, given: Any, default: str, role: Role) -> list[Probe]:
         found: list[Probe] = []
         for name, data in named(given, default).items():
@@ -123,6 +142,16 @@ def named(given: Any, default: str) -> dict[str, Any]:
             name = Path(path).name.split(".")[0] or path
             found[name if name not in found else path] = path
     return found
+
+
+def _paths(given: Any) -> list[str]:
+    """The paths among data; FILE if some of it is in memory."""
+    if isinstance(given, Mapping):
+        given = [*given.values()]
+    items = [given] if isinstance(given, str | os.PathLike) else given
+    if not all(isinstance(item, str | os.PathLike) and "\n" not in str(item) for item in items):
+        return ["FILE"]
+    return [str(item) for item in items if item != ""]
 
 
 def _probe_of(name: str, data: rows.Rows, role: Role) -> Probe:

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,8 @@ def with_section(text: str, name: str, document: Document) -> str:
     """
     lines = text.splitlines(keepends=True)
     start, end, level = _find(lines, name)
-    shown = to_markdown(document, level + 1)
+    # What to do next is for the one who measured, not for those who read the card.
+    shown = to_markdown(replace(document, answer=replace(document.answer, next="")), level + 1)
     begin, finish = _comments(name)
     section = f"{begin}\n{'#' * level} {name.capitalize()}\n\n{shown}{finish}\n"
     if start == len(lines) and text:

@@ -8,7 +8,7 @@ Document are plain text: renderers escape them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any, Literal
 
@@ -20,13 +20,22 @@ Tone = Literal["", "good", "warn", "bad", "info", "muted"]
 
 @dataclass(frozen=True)
 class Answer:
-    """The conclusion drawn from a result: a headline, then reasons and caveats."""
+    """The conclusion drawn from a result: a headline, then reasons and caveats.
+
+    ``next`` is what to do next, a command if there is one for it.
+    """
 
     headline: str
     sentences: tuple[str, ...] = ()
+    next: str = field(default="", kw_only=True)
+
+    @property
+    def lines(self) -> list[str]:
+        """The headline, the sentences, and what to do next."""
+        return [self.headline, *self.sentences, *([f"Next: {self.next}"] if self.next else [])]
 
     def __str__(self) -> str:
-        return "\n".join([self.headline, *self.sentences])
+        return "\n".join(self.lines)
 
 
 @dataclass(frozen=True)

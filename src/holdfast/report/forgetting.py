@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING
 
 from holdfast.report.document import Column, Document, Figure, Section, Table, Tone
 from holdfast.report.plot import bars, drift_map, lines
-from holdfast.report.verdict import verdict
+from holdfast.report.verdict import GRADES, verdict
 from holdfast.report.words import Change, between, change_of, nats, percent, plain, score_text
 
 if TYPE_CHECKING:
     from holdfast.evaluate.report import Divergence, Drift, DriftRow, ForgettingReport, Score
 
-_BADGES: dict[str, tuple[str, Tone]] = {
-    "nothing": ("No loss found", "good"),
-    "little": ("Little forgotten", "good"),
-    "some": ("Some forgetting", "warn"),
-    "much": ("Much forgotten", "bad"),
-    "unknown": ("Not known", "info"),
-}
+_GRADES: dict[str, Tone] = {
+    "nothing": "good", "little": "good", "some": "warn", "much": "bad", "unknown": "info",
+}  # fmt: skip
 _TONES: dict[str, Tone] = {"lost": "bad", "not finite": "bad", "gained": "good"}
 _HEADINGS = {
     "share": "Change in points",
@@ -33,13 +29,12 @@ _ROWS, _BRIEF = 50, 10
 
 def document(report: ForgettingReport) -> Document:
     answer = verdict(report)
-    badge, tone = _BADGES[answer.forgotten]
     drift = report.drift
     return Document(
         kind="forgetting report",
         answer=answer,
-        badge=badge,
-        tone=tone,
+        badge="Not known" if answer.forgotten == "unknown" else GRADES[answer.forgotten],
+        tone=_GRADES[answer.forgotten],
         names=(report.base, report.tuned),
         sections=(
             Section(

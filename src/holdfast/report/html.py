@@ -44,8 +44,9 @@ def to_fragment(document: Document) -> str:
     Colors are those of the notebook's theme. A wide table scrolls.
     """
     answer = document.answer
-    parts = [f"<p><strong>{escape(answer.headline)}</strong></p>"]
-    parts += [f"<p>{escape(plain(sentence))}</p>" for sentence in answer.sentences]
+    first, *lines = answer.lines
+    parts = [f"<p><strong>{escape(first)}</strong></p>"]
+    parts += [f"<p>{escape(plain(line))}</p>" for line in lines]
     for section in document.filled:
         for table in (table for table in section.tables if not table.page_only):
             parts += [f"<p><em>{escape(table.title)}</em></p>", _scrolling(table)]

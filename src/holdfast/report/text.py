@@ -31,6 +31,7 @@ def to_markdown(document: Document, level: int = 1) -> str:
         f"{top} {escape(answer.headline)}",
         escape(" → ".join(map(plain, document.names))),
         _bullets(answer.sentences),
+        escape(answer.next and f"Next: {answer.next}"),
     ]
     for section in document.filled:
         parts += [_markdown(table, below) for table in section.tables if not table.page_only]
@@ -83,6 +84,8 @@ def to_terminal(document: Document, console: Console | None = None) -> None:
             console.print("", shown)
         for note in section.notes:
             console.print(text(plain(note)))
+    if answer.next:  # last, and not wrapped: it is there to be copied
+        console.print("", text(f"Next: {answer.next}", style="bold"), sep="\n", soft_wrap=True)
 
 
 def _closed() -> None:

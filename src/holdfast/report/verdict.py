@@ -6,19 +6,39 @@ predictions is not yet forgetting: without tests, forgetting is unknown.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from holdfast._torch.finite import is_finite
 from holdfast.report.document import Answer
-from holdfast.report.words import Change, change_of, listed, nats, percent, plain
+from holdfast.report.next_step import next_step
+from holdfast.report.words import (
+    Change,
+    change_of,
+    kind_of,
+    left_of,
+    listed,
+    nats,
+    percent,
+    plain,
+    score_text,
+)
 
 if TYPE_CHECKING:
     from holdfast.evaluate.report import Divergence, Drift, ForgettingReport, Score, Vocabulary
 
 Forgotten = Literal["nothing", "little", "some", "much", "unknown"]
 
+#: How much was forgotten, in words.
+GRADES: dict[Forgotten, str] = {
+    "nothing": "Nothing forgotten",
+    "little": "Little forgotten",
+    "some": "Some forgotten",
+    "much": "Much forgotten",
+    "unknown": "Forgetting was not tested",
+}
 NO_TESTS = "To see what was forgotten, test tasks that the model should keep."
 SHARED_ROWS = "Only the rows of tokens that both models have are compared."
 MERGED_ROWS = "The rows of tokens that both models have are merged, the others are as tuned."
@@ -33,15 +53,20 @@ _DOUBT = "; without an interval this may be chance"
 
 @dataclass(frozen=True)
 class Verdict(Answer):
-    """The answer of a forgetting report.
+    """The answer of a forgetting report: the grade, what was learned, details, what to do next.
 
     Attributes:
-        forgotten: how much, by the worst loss. Little is below 1 point, 0.05 nats per token or 5 %
+        forgotten: the grade, by the worst loss. Little is below 1 point, 0.05 nats per token or 5 %
             of perplexity; much is at least 5 points, 0.25 nats per token or 28 %. For other metrics
             the limits are 2 and 10 % of the value before. ``"unknown"`` if it was not tested.
+        kept: the mean over the retained tests of the share that is left of the base's score, each
+            at most 1; None without tests. The share is after/before for a score of which more is
+            better, before/after for a perplexity or an error, and e^(before − after) for a loss in
+            nats per token, which is the ratio of the perplexities.
     """
 
     forgotten: Forgotten = "unknown"
+    kept: float | None = None
 
 
 class Judged(NamedTuple):
@@ -59,10 +84,11 @@ def verdict(report: ForgettingReport) -> Verdict:
     >>> from holdfast.evaluate.report import Estimate, ForgettingReport, Score
     >>> def at(value, margin): return Estimate(value, value - margin, value + margin, 1838)
     >>> piqa = Score("PIQA", "accuracy", False, at(0.684, 0.02), at(0.653, 0.02), at(-0.031, 0.01))
-    >>> arc = Score("ARC-easy", "accuracy", False, at(0.58, 0.02), at(0.58, 0.02), at(0.0, 0.008))
-    >>> print(verdict(ForgettingReport("base", "tuned", scores=(piqa, arc))))
-    Lost 3.1 points on PIQA.
-    No measurable change on ARC-easy (±0.8 points).
+    >>> gsm = Score("GSM8K", "nll", True, at(4.6, 0.1), at(2.3, 0.1), at(-2.3, 0.1), "target")
+    >>> print(verdict(ForgettingReport("base", "tuned", scores=(piqa, gsm))))
+    Some forgotten: kept 95 % (worst: PIQA, −3.1 points).
+    Learned: GSM8K loss 4.600 → 2.300.
+    Next: holdfast merge base tuned --sweep 0.5 0.7 0.85 1 --out tuned-merged
     """
     names = [plain(score.name) for score in report.scores]
     judged = [
@@ -71,25 +97,23 @@ def verdict(report: ForgettingReport) -> Verdict:
     ]
     judged.sort(key=lambda j: -abs(j.change.loss))
     retained = [j for j in judged if j.score.role == "retained"]
+    targets = [j for j in judged if j.score.role == "target"]
     base, tuned = _defects(report, judged)
-    headline, forgotten = _headline(report, retained)
+    forgotten, headline = _grade(report, retained)
     sentences = [
+        *_learned(targets),
         *on_split(report.split),
-        *_on_retained(retained),
-        *_on_targets([j for j in judged if j.score.role == "target"]),
+        *_on_retained(retained, graded=not (base or tuned)),
         *_on_predictions(report.divergences),
         *(_on_weights(report.drift) if report.drift else ()),
     ]
     if not (report.scores or report.divergences or report.drift):
         sentences.append("Nothing was measured.")
-    elif not retained and forgotten == "unknown":
-        sentences.append(NO_TESTS)
     if base or tuned:
-        defects = [*base, *tuned]
-        finite = [headline] if any(j.change.outcome != "not finite" for j in retained) else []
-        said = (*defects[1:], *finite, *sentences)
-        return Verdict(defects[0], said, "unknown" if base else "much")
-    return Verdict(headline, tuple(sentences), forgotten)
+        first, *others = *base, *tuned
+        return Verdict(first, (*others, *sentences), "unknown" if base else "much")
+    after = "" if _is_same(report) else next_step(report, forgotten)
+    return Verdict(headline, tuple(sentences), forgotten, _kept(retained), next=after)
 
 
 def on_split(tests: Sequence[str]) -> list[str]:
@@ -153,30 +177,70 @@ def _no_score(which: str, tests: Sequence[str]) -> list[str]:
     return [f"The {which} model gives NaN or infinity on {where}."]
 
 
-def _headline(report: ForgettingReport, retained: Sequence[Judged]) -> tuple[str, Forgotten]:
+def _grade(report: ForgettingReport, retained: Sequence[Judged]) -> tuple[Forgotten, str]:
+    """The grade, and the headline with it."""
+    finite = [j for j in retained if j.change.outcome != "not finite"]
     if lost := [j for j in retained if j.change.outcome == "lost"]:
-        worst = lost[0].change.loss
-        forgotten: Forgotten = "little" if worst < 1 else "some" if worst < 2 else "much"
-        return _losses(lost, len(retained)), forgotten
-    drift = report.drift
-    divergences = [d for d in report.divergences if not d.trained_on]
-    still = drift is None or _is_still(drift)
-    still = still and all(abs(d.kl.value) < _STILL for d in divergences)
-    if (drift or divergences) and still and all(s.change.value == 0 for s in report.scores):
-        return "Nothing forgotten.", "nothing"
-    retained = [j for j in retained if j.change.outcome != "not finite"]
-    if any(j.change.outcome == "no interval" for j in retained):
-        return "The changes on the retained tests cannot be distinguished from chance.", "unknown"
-    if retained:
-        return f"No measurable loss on {_named(retained)}.", "nothing"
-    return "Forgetting was not tested.", "unknown"
+        worst = lost[0].change
+        forgotten: Forgotten = "little" if worst.loss < 1 else "some" if worst.loss < 2 else "much"
+        what = "perplexity " * (worst.kind == "perplexity")
+        where = f" (worst: {lost[0].name}, {what}{worst.told})"
+    elif any(j.change.outcome == "no interval" for j in finite):
+        return "unknown", "The changes on the retained tests cannot be distinguished from chance."
+    elif finite:
+        forgotten, where = "nothing", f" (no measurable loss on {_named(finite)})"
+    else:
+        forgotten, where = "nothing" if _is_same(report) else "unknown", ""
+    kept = _kept(retained)
+    share = "" if kept is None else f": kept {_share(kept)}"
+    return forgotten, f"{GRADES[forgotten]}{share}{where}."
+
+
+def _is_same(report: ForgettingReport) -> bool:
+    """Whether the models are the same, in everything that was measured."""
+    free = [d for d in report.divergences if not d.trained_on]
+    still = report.drift is None or _is_still(report.drift)
+    still = still and all(abs(d.kl.value) < _STILL for d in free)
+    measured = bool(report.drift or free)
+    return measured and still and all(score.change.value == 0 for score in report.scores)
+
+
+def _kept(retained: Sequence[Judged]) -> float | None:
+    shares = [share for j in retained if (share := left_of(j.score)) is not None]
+    return sum(shares) / len(shares) if shares else None
+
+
+def _share(kept: float) -> str:
+    """A share in percent, which says 100 only if all is kept."""
+    return f"{math.floor(1000 * kept) / 10:g} %" if kept > 0.985 else f"{100 * kept:.0f} %"
+
+
+def _learned(targets: Sequence[Judged]) -> list[str]:
+    """The targets in their own units, before and after, those that improved first."""
+    notes = {
+        "gained": "", "lost": " (worse)", "no interval": " (may be chance)",
+        "no measurable change": " (no measurable change)",
+    }  # fmt: skip
+    said, before = [], ""
+    for j in sorted(targets, key=lambda j: j.change.loss):
+        if j.change.outcome == "not finite":
+            continue
+        metric = "loss" if kind_of(j.score.metric) == "nll" else plain(j.score.metric)
+        values = (score_text(j.score.metric, at.value) for at in (j.score.before, j.score.after))
+        name = "" if j.score.name == before else f"{plain(j.score.name)} "
+        said.append(f"{name}{metric} {' → '.join(values)}{notes[j.change.outcome]}")
+        before = j.score.name
+    if not said:
+        return []
+    outcomes = {j.change.outcome for j in targets if j.change.loss < 0}
+    learned = "Learned" if outcomes & {"gained", "no interval"} else "Nothing learned"
+    return [f"{learned}: {'; '.join(said)}."]
 
 
 def _losses(lost: Sequence[Judged], tests: int) -> str:
-    """The losses. Changes of a perplexity are worded as increases."""
+    """All losses. Changes of a perplexity are worded as increases."""
     if len(lost) > _FEW:
-        worst = f"{lost[0].name} ({lost[0].change.amount})"
-        return f"Lost on {len(lost)} of {tests} tests, most on {worst}."
+        return f"Lost on {len(lost)} of {tests} tests."
     rose = [str(j) for j in lost if j.change.kind == "perplexity"]
     rest = [str(j) for j in lost if j.change.kind != "perplexity"]
     if not rest:
@@ -184,13 +248,16 @@ def _losses(lost: Sequence[Judged], tests: int) -> str:
     return f"Lost {listed(rest)}{f'; perplexity rose {listed(rose)}' if rose else ''}."
 
 
-def _on_retained(retained: Sequence[Judged]) -> list[str]:
+def _on_retained(retained: Sequence[Judged], *, graded: bool) -> list[str]:
+    """What the headline with the grade does not tell, or everything if there is none."""
     said = []
     same, gained, unsure, lost = (
         [j for j in retained if j.change.outcome == outcome]
         for outcome in ("no measurable change", "gained", "no interval", "lost")
     )
-    if same:
+    if len(lost) > graded:
+        said.append(_losses(lost, len(retained)))
+    if same and (lost or unsure or not graded):
         said.append(f"No measurable change on {_named(same, margins=True)}.")
     tested = sum(j.change.low is not None for j in retained)
     if lost and tested >= _MANY:
@@ -201,18 +268,6 @@ def _on_retained(retained: Sequence[Judged]) -> list[str]:
     for worse, word in ((True, "Worse"), (False, "Better")):
         if some := [str(j) for j in unsure if (j.change.loss > 0) == worse]:
             said.append(f"{word} by {listed(some)}{_DOUBT}.")
-    return said
-
-
-def _on_targets(targets: Sequence[Judged]) -> list[str]:
-    said = []
-    for j in targets:
-        moved = f"{'got worse' if j.change.loss > 0 else 'improved'} by {j.change.amount}"
-        if j.change.outcome == "no measurable change":
-            said.append(f"No measurable change on the target {_named([j], margins=True)}.")
-        elif j.change.outcome != "not finite":
-            doubt = _DOUBT if j.change.outcome == "no interval" else ""
-            said.append(f"The target {j.name} {moved}{doubt}.")
     return said
 
 

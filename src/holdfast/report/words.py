@@ -151,6 +151,24 @@ def change_in(test: Measured, before: float | None = None, after: float | None =
     return change(test.metric, test.lower_is_better, before, Span(after - before))
 
 
+def left_of(score: Score) -> float | None:
+    """The share that is left of a score, at most 1; None where it is not a share of anything.
+
+    >>> from holdfast.evaluate.report import Estimate, Score
+    >>> def at(value): return Estimate(value, None, None, 100)
+    >>> left_of(Score("wiki", "perplexity", True, at(20.0), at(25.0), at(5.0)))
+    0.8
+    """
+    before, after = score.before.value, score.after.value
+    if kind_of(score.metric) == "nll":
+        return min(1.0, _exp(before - after)) if is_finite(before - after) else None
+    if not (is_finite(before) and is_finite(after) and before > 0):
+        return None
+    return max(
+        0.0, min(1.0, before / max(before, after) if score.lower_is_better else after / before)
+    )
+
+
 def settings_text(settings: Mapping[str, float], between: str = ", ") -> str:
     """Settings of a method as text; Greek letters as in the papers.
 

@@ -1,0 +1,81 @@
+"""What to do next, by a forgetting report: a command, if there is one for it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from holdfast.report.words import change_of, plain
+
+if TYPE_CHECKING:
+    from holdfast.evaluate.report import ForgettingReport, Score
+
+#: Below this accuracy after so few epochs, more of them may help.
+LOW, FEW_EPOCHS = 0.9, 2
+#: The tests that need no data of the user, or the option of those that do, by what was predicted.
+_TESTS = {"token": ["--skills"], "masked token": ["--text", "FILE"]}
+_SWEEP = ["--sweep", "0.5", "0.7", "0.85", "1"]
+
+
+def next_step(report: ForgettingReport, forgotten: str) -> str:
+    """Say what to do with a model that forgot ``forgotten`` (:class:`~.verdict.Verdict`).
+
+    A model that was not tested is tested. A target that did not improve, or that is low after a few
+    epochs, is trained for longer. If some or much is forgotten, the model is merged with its base.
+    Otherwise it is ready.
+    """
+    models, tests = words_of(report)
+    targets = [score for score in report.scores if score.role == "target"]
+    if forgotten == "unknown":
+        if any(score.role == "retained" for score in report.scores):
+            return "test more samples."
+        per = next((d.per for d in report.divergences), "")
+        return _command("measure", models, tests, _TESTS.get(per, ["--retained", "FILE"]))
+    learned = any(change_of(score).outcome == "gained" for score in targets)
+    if targets and not learned:
+        if forgotten in ("some", "much"):
+            return "train again at another learning rate."
+        return _longer(report) or "train for longer, or at a higher learning rate."
+    if _is_low(report, targets) and (longer := _longer(report)):
+        return longer
+    if forgotten in ("some", "much"):
+        out = f"{models[1]}-merged" if models[1] != "TUNED" else "merged"
+        return _command("merge", models, _SWEEP, tests, ["--out", out])
+    if not targets:
+        return _command("measure", models, tests, ["--target", "FILE"])
+    return "use it."
+
+
+def words_of(report: ForgettingReport) -> tuple[list[str], list[str]]:
+    """The two models and the tests of a report, as words of the command line."""
+    models = [plain(report.base), plain(report.tuned)]
+    try:
+        given = shlex.split(str(report.settings.get("command", "")))[2:]
+    except ValueError:  # not written by holdfast
+        given = []
+    return (given[:2], given[2:]) if len(given) > 1 else (models, [])
+
+
+def _is_low(report: ForgettingReport, targets: Iterable[Score]) -> bool:
+    epochs = report.settings.get("epochs")
+    low = any(s.metric == "accuracy" and s.after.value < LOW for s in targets)
+    return low and isinstance(epochs, int | float) and epochs <= FEW_EPOCHS
+
+
+def _longer(report: ForgettingReport) -> str:
+    """Train again for three times as many epochs, if the options of the run are known."""
+    epochs, (_, tuned) = report.settings.get("epochs"), words_of(report)[0]
+    if not isinstance(epochs, int | float):
+        return ""
+    more = f"{3 * epochs:g}"
+    config = ["--config", f"{tuned}/config.yaml", "--epochs", more]
+    return _command("finetune", config, ["--out", f"{tuned}-{more}-epochs"])
+
+
+def _command(name: str, *words: list[str]) -> str:
+    """
+    >>> _command("measure", ["base", "my model"], ["--skills"])
+    "holdfast measure base 'my model' --skills"
+    """
+    return shlex.join(["holdfast", name, *(plain(w) for some in words for w in some)])
