@@ -101,7 +101,9 @@ class Adapter(Adapting):
         config: a ``peft.PeftConfig``, a mapping of its settings such as ``{"peft_type": "OFT",
             "r": 8}``, or the name of its type, such as ``"oft"``. Without ``target_modules``, all
             linear layers except the output embeddings and new parts are adapted; with
-            ``LN_TUNING``, all norms. The settings that are not given are PEFT's defaults.
+            ``LN_TUNING``, all norms. The settings that are not given are PEFT's defaults. C3A and
+            FourierFT start at the pretrained model with ``init_weights: true`` only, which pulls,
+            merging and a recall need.
 
     Example:
         >>> from holdfast import Adapter, Recipe

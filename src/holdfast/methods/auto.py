@@ -67,7 +67,8 @@ class Auto(Recall):
 
     It also chooses the learning rate (:func:`default_lr`, or 1e-3 for such a head) if neither the
     recipe nor the trainer or loop sets one. That of a language model depends on the number of
-    samples and epochs as well.
+    samples and epochs as well. In the Trainer and TRL, the default ``learning_rate`` counts as not
+    set: to train with it, name it in the recipe, ``update=AdamWUpdate(lr=5e-5)``.
 
     Args:
         strength: the strength of the recall, relative to what is chosen for the model; 0 turns it

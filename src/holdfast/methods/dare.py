@@ -28,7 +28,8 @@ class DARE(TensorMerging):
     Args:
         drop: the share p of the changes that is dropped, in [0, 1). 0 keeps all changes.
         lam: the factor λ of the merged change.
-        seed: of the masks, which also depend on the tensor's name and the model's position.
+        seed: of the masks, which also depend on the tensor's name and the model's position. They
+            are drawn on the CPU, so that a merge is the same on every device.
 
     Example:
         >>> import torch

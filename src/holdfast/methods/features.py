@@ -51,7 +51,8 @@ class Features(Recall):
     with its adapters off (:class:`~holdfast.LoRA`), or from a frozen copy of the model.
 
     Args:
-        strength: the weight of the distance; 0 turns it off.
+        strength: the weight of the distance; 0 turns it off. The preset ``holdfast`` uses 0.1 for
+            encoders of texts and 0.3 for image models.
         inputs: ``"varied"`` compares features of inputs that are derived from each batch of the
             target: random contiguous pieces of token sequences, and images that are cropped,
             rotated and mixed, with other colors. ``"target"`` compares them on the batch itself.

@@ -209,6 +209,8 @@ class FinchUpdate(AdamUpdate):
         smoothing: α, the weight of the earlier updates in the average loss L̄.
         cap: the largest factor of the learning rate.
 
+    The log has ``mean_loss`` and ``lr_factor``; its learning rate is lr, without the factor.
+
     Example:
         >>> from holdfast import FinchUpdate
         >>> FinchUpdate(lr=2e-5).cap

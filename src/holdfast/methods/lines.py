@@ -23,6 +23,9 @@ from holdfast.stages import Checks, MedianLoss, SearchRange, SearchSpace
 class LiNeS(TensorMerging):
     """Keep the first blocks near the pretrained ones, and the last ones as tuned.
 
+    A block is a numbered part of the model. An encoder and a decoder, or the towers of a multimodal
+    model, are counted apart.
+
     Args:
         alpha: the share of the update that the first block keeps, and all weights outside of the
             blocks. At least 0.

@@ -28,9 +28,9 @@ Per = Literal["neuron", "weight"]
 class Mixout(Trainable):
     """In each forward pass, mix the weights of every linear layer with the pretrained ones.
 
-    Biases and new parts of the model are not mixed. In eval mode the layers do not mix. The masks
-    come from torch's global generator, as in dropout. The model's own dropout is not changed. The
-    paper disables it; to do so, set the dropout to 0 in the model's configuration.
+    Biases, embeddings, norms, convolutions and new parts are not mixed. In eval mode the layers do
+    not mix. The masks come from torch's global generator, as in dropout. The model's own dropout is
+    not changed. The paper disables it; to do so, set the dropout to 0 in the model's configuration.
 
     Args:
         p: the probability of the pretrained weight, in [0, 1). The paper recommends 0.7 to 0.9;

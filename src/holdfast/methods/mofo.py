@@ -46,6 +46,8 @@ class MoFO(Optimizer):
             GPU) uses holdfast's own kernels for α < 1; ties in |m| are resolved alike.
         maximize, capturable: as in AdamW.
 
+    Vectors are not filtered. Ties in the momentum move the lowest index; a NaN counts as infinite.
+
     Example:
         >>> import torch
         >>> from holdfast.optim import MoFO

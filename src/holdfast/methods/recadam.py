@@ -109,8 +109,9 @@ class RecAdam(Optimizer):
             updates are not lost. The random bits are the same in each run.
         release: free the anchors once the remaining pull is below rounding error. Their memory is
             released unless other code holds a reference to them. Afterwards, :meth:`distance`
-            raises an error. Has no effect with ``capturable`` or with your own annealing, whose λ
-            may decrease again.
+            raises an error. With the default annealing that is near update 450, with
+            ``Sigmoid.over(n)`` never. Has no effect with ``capturable`` or with your own annealing,
+            whose λ may decrease again.
         maximize: ascend instead of descend.
         capturable: keep all counts and rates on the device, for CUDA graphs. With ``fused=True``
             a step under a GradScaler does not wait for the GPU either.

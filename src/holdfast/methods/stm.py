@@ -45,7 +45,8 @@ class STM(Objective):
 
     Args:
         tau: the largest perplexity of a token that counts, ≥ 1. The paper uses 2.5: the token has
-            at least the probability 0.4. Infinity keeps all tokens.
+            at least the probability 0.4. Infinity keeps all tokens. In classification, a sample
+            counts if the fitted model gives its class at least the probability 1/τ.
 
     Example:
         >>> from holdfast import STM

@@ -34,7 +34,8 @@ class TALR(WeighsPredictions):
 
     Args:
         tau: ``"batch_median"``, the median of the mean losses of the sequences in each micro-batch,
-            on each rank by itself; or a number > 0. Infinity gives all tokens weight 1.
+            on each rank by itself; or a number > 0. Infinity gives all tokens weight 1. Samples
+            packed into one row are sequences of their own if the batch has ``position_ids``.
         w_min: the smallest weight of a token. 1 gives all tokens weight 1.
 
     Example:

@@ -42,6 +42,8 @@ _TAU = 1e-4  # the paper's default
 class TMKL(Recall):
     """The task's loss plus the divergence from the pretrained model, without the target token.
 
+    Targets to which the pretrained model gives more than 1 − 10⁻⁴ are left out of the divergence.
+
     Args:
         strength: the weight of the divergence, λ in the paper, which uses 1; 0 turns it off.
         cache: compute the pretrained model's predictions once, before training, up to 1 GiB in
