@@ -18,8 +18,8 @@ PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "```python" i
 LONG = ("walkthrough", "compare", "measure")
 #: Packages of the extras: without one of them, a page that needs it is skipped.
 EXTRAS = (
-    "accelerate", "datasets", "lightning", "peft", "plotly", "rich", "tensorboard", "tokenizers",
-    "transformers", "trl", "yaml",
+    "accelerate", "bitsandbytes", "datasets", "lightning", "peft", "plotly", "rich", "tensorboard",
+    "tokenizers", "transformers", "trl", "yaml",
 )  # fmt: skip
 #: The defaults of their stages and torch's own optimizers have no page.
 PLAIN = ("adamw", "full", "keep", "no-recall", "pretrained", "sgd", "uniform")
