@@ -166,17 +166,17 @@ def test_a_grid(models, capsys):
 def test_the_best_within_a_limit_is_written(models, capsys):
     tests = ["--text", "text.txt", "--target", "rows.jsonl", "--context-free", "2"]
     sweep = ["base", "tuned", "--sweep", "0.3", "0.6", "1", *tests]
-    assert run(*sweep, "--retain", "1%", "--out", "out") == 0
+    assert run(*sweep, "--retain", "1%", "--learn-at-least", "100%", "--out", "out") == 0
     found, told = Sweep.load("out/sweep.json"), capsys.readouterr()
     targets = {
         p.settings["alpha"]: next(s.after.value for s in p.report.scores if s.role == "target")
         for p in found.points
     }
     best = min(targets, key=targets.get)
-    assert found.retain == 0.01
+    assert (found.retain, found.learn_at_least) == (0.01, 1.0)
     assert found.recommendation().settings == {"alpha": best}
     headline = found.recommendation().headline
-    assert "keeps 1 % of every retained score, and of the 3 (of 3) within the limit" in headline
+    assert "it keeps 1 % of every retained score, and no other α within the limit" in headline
     assert " ".join(told.out.split()).startswith(headline)
     written = [file.name for file in (models / "out").glob("alpha*")]
     assert written == ([] if best == 1 else [f"alpha-{best}"])
@@ -221,6 +221,8 @@ def test_bare_weights_can_be_swept(tmp_path, pair, capsys):
         (["--sweep", "1", "--retain", "99%"], "--retain needs tests of what to keep"),
         (["--sweep", "1", "--retain", "101%", "--text", "text.txt"], "retain must be in (0, 1]"),
         (["--sweep", "1", "--retain", "most"], "must be a number, got 'most'"),
+        (["--sweep", "1", "--learn-at-least", "0"], "learn-at-least must be in (0, 1]"),
+        (["--learn-at-least", "99%"], "--learn-at-least needs a sweep"),
         (["--sweep", "1", "--retain-kl", "1", "--context-free", "0"], "leave out --context-free 0"),
         (["--sweep", "1", "--method", "model-stock"], "model-stock has no setting to sweep"),
     ],

@@ -198,7 +198,7 @@ def test_every_recipe_is_tried_and_the_best_third_goes_on(tmp_path):
     assert found.taken.recipe in SAMPLE
     assert Recipe.from_yaml(found.to_yaml()).update.lr == found.taken.values["lr"]
     said = " ".join(found.sentences())
-    assert f"{found.taken.recipe} won: it has " in said
+    assert f"Found ({found.taken.recipe}, its defaults)" in said
     assert "Stopped early at 1/9 of the updates: " in said
     (section,) = (s for s in found.document().sections if s.title == "Recipe by recipe")
     assert len(section.tables[0].rows) == len(SAMPLE)

@@ -1,16 +1,27 @@
-"""Which recipe is recommended, and what is said about it."""
+"""Which recipe is recommended, by one rule, and what is said about it."""
 
 import math
+import shlex
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.cli import finetune
+from holdfast.cli._options import Parser
+from holdfast.comparison.command import finetune_command
 from holdfast.comparison.results import Results
-from holdfast.report.recommend import CLOSE, NEAR, recommend
-from report.sample_results import every_results, sample_results, simple
+from holdfast.recipe import Recipe
+from holdfast.report.recommend import SHARES, Candidate, choose, recommend
+from report.sample_results import PLAN, every_results, measured, run, sample_results, simple
 
+gains = st.floats(-1, 3)
+candidates = st.lists(
+    st.builds(Candidate, st.text(max_size=2), gains, st.floats(0, 9) | st.just(math.inf)),
+    max_size=6,
+)
+shares = st.floats(0.5, 1)
 targets = st.lists(st.floats(0.5, 3), min_size=1, max_size=3)
 figures = st.dictionaries(
     st.sampled_from(["standard", "flow", "recadam", "ewc", "lora"]),
@@ -18,80 +29,117 @@ figures = st.dictionaries(
     min_size=1,
 )
 
-
 FIGURES = {
     "standard": ([0.706], 13.8),
     "flow": ([0.699], 12.1),
     "recadam+flow": ([0.703], 10.4),
-    "wise-ft": ([0.720], 10.1),
+    "wise-ft": ([0.750], 10.1),
     "sfa": ([1.3], 10.0),
 }
 
 
-def test_three_choices_of_the_frontier():
+@given(candidates, shares)
+def test_the_rule(found, share):
+    taken = choose(found, share)
+    able = [c for c in found if c.gain > 0]
+    if not able:
+        assert taken is None
+        return
+    assert taken.gain >= share * max(c.gain for c in able)
+    for c in able:
+        assert not (c.gain > taken.gain and c.loss <= taken.loss)  # it is never beaten on both
+        if c.gain >= share * max(c.gain for c in able):
+            assert taken.loss <= c.loss
+
+
+@given(candidates, shares, shares)
+def test_more_is_learned_as_the_share_rises(found, one, other):
+    less, more = choose(found, min(one, other)), choose(found, max(one, other))
+    assert (less is None) == (more is None)
+    if less is not None:
+        assert less.gain <= more.gain
+
+
+@given(candidates, shares, st.randoms())
+def test_the_order_does_not_matter(found, share, random):
+    other = random.sample(found, len(found))
+    one, two = choose(found, share), choose(other, share)
+    assert one is two or (one.gain, one.loss) == (two.gain, two.loss)
+
+
+@pytest.mark.parametrize("share", [0, 1.01, math.nan, "most"])
+def test_a_share_that_is_none_is_refused(share):
+    with pytest.raises((ValueError, TypeError), match="learn_at_least must be"):
+        choose([Candidate("a", 1.0)], share)
+
+
+def test_what_has_no_figure_is_not_taken():
+    nan, inf = math.nan, math.inf
+    assert choose([Candidate("a", nan, 0.0), Candidate("b", 1.0, nan)]).label == "b"
+    assert choose([Candidate("a", 1.0, nan), Candidate("b", 1.0, 9.0)]).label == "b"
+    assert choose([Candidate("a", 1.0, None), Candidate("b", 1.0, 9.0)]).label == "b"
+    assert choose([Candidate("a", 1.0, moved=nan), Candidate("b", 1.0, moved=9.0)]).label == "b"
+    assert choose([Candidate("a", inf, 0.0)]) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "found", "taken"),
+    [
+        # Near a loss of 0, a small difference of the losses is none of what was learned.
+        (4.5, {"standard": ([0.077], 16.6), "holdfast": ([0.099], 12.2)}, "holdfast"),
+        # One that learned 98.8 % as much and forgot a third.
+        (4.579, {"spd": ([2.168], 16.2), "holdfast": ([2.197], 11.9)}, "holdfast"),
+        # Nearly as good as standard fine-tuning is not enough if others learn much more.
+        (4.58, {"standard": ([3.0], 25.0), "flow": ([2.16], 14.6), "lora": ([2.9], 11.0)}, "flow"),
+        # A bad seed makes nothing better.
+        (2.0, {"standard": ([1.0, 1.01, 3.9], 11.0), "sfa": ([1.9], 10.0)}, "standard"),
+    ],
+)
+def test_cases(before, found, taken):
+    assert recommend(simple(found, before)).label == taken
+
+
+def test_what_is_said():
     said = recommend(simple(FIGURES, 1.396))
     assert said.headline == (
-        "Take recadam+flow: of standard fine-tuning and the 2 recipes that do as well on new "
-        "(within 1 %), it forgets least."
+        "Take recadam+flow: of the 3 recipes that learned at least 95 % as much as the best "
+        "(flow), it forgot least."
     )
     assert said.sentences == (
-        "recadam+flow forgets least at the target of standard fine-tuning: perplexity 2.02 on new "
-        "(0.703 nats per token). It reads its old texts about as well as before: perplexity +4.0 % "
-        "on old (+0.039 nats per token).",
-        "wise-ft is balanced (forgets least with 90 % of the best gain): perplexity 2.054 on new "
-        "(0.720 nats per token). It reads its old texts about as well as before: perplexity +1.0 % "
-        "on old (+0.010 nats per token).",
-        "flow has the best target: perplexity 2.012 on new (0.699 nats per token). It reads its "
-        "old texts worse than before: perplexity +21.0 % on old (+0.191 nats per token).",
-        "Standard fine-tuning: perplexity 2.026 on new (0.706 nats per token). It reads its old "
-        "texts much worse than before: perplexity +38.0 % on old (+0.322 nats per token).",
+        "recadam+flow learned 99.4 % as much as the best: perplexity 2.02 on new (0.703 nats per "
+        "token). It reads its old texts about as well as before: perplexity +4.0 % on old (+0.039 "
+        "nats per token).",
+        "flow learned most and forgot more: perplexity 2.012 on new (0.699 nats per token). It "
+        "reads its old texts worse than before: perplexity +21.0 % on old (+0.191 nats per token).",
+        "Standard fine-tuning learned 99.0 % as much as the best and forgot more: perplexity 2.026 "
+        "on new (0.706 nats per token). It reads its old texts much worse than before: perplexity "
+        "+38.0 % on old (+0.322 nats per token).",
         "The pretrained model: perplexity 4.039 on new (1.396 nats per token).",
+        "At least 90 %: wise-ft; 98 and 99 %: the same.",
         "Only one seed was run: small differences may be chance.",
         "The choice was made on these samples: confirm it on others.",
     )
-    assert said.label == said.at_standard == "recadam+flow"
-    assert (said.balanced, said.best) == ("wise-ft", "flow")
-    assert str(said).startswith(said.headline)
+    assert (said.label, said.best) == ("recadam+flow", "flow")
+    assert said.at == {0.9: "wise-ft", 0.98: "recadam+flow", 0.99: "recadam+flow"}
 
 
-def test_a_recipe_that_is_two_choices_is_named_once():
-    found = {"standard": ([1.0], 15.0), "ewc": ([0.9], 11.0), "lora": ([1.0], 11.5)}
-    said = recommend(simple(found))
-    assert {said.label, said.at_standard, said.balanced, said.best} == {"ewc"}
-    assert said.sentences[0].startswith(
-        "ewc forgets least at the target of standard fine-tuning, is balanced (forgets least with "
-        "90 % of the best gain) and has the best target: perplexity 2.46 on new"
-    )
-    assert str(said).count("ewc") == 2  # once in the headline
-
-
-def test_the_best_takes_the_place_of_standard():
-    others = {name: row for name, row in FIGURES.items() if name != "standard"}
-    said = recommend(simple(others, 1.396))
-    assert said.headline == (
-        "Take recadam+flow: of the 2 recipes close to the best (within 1 %) on new, it forgets "
-        "least."
-    )
-    assert "recadam+flow forgets least close to the best: " in str(said)
-    assert "Standard fine-tuning has no result: recipes are compared with the best." in str(said)
-    worse = recommend(simple({**others, "standard": ([2.0], 10.0)}, 1.396))
-    assert worse.label == "recadam+flow"
-    assert "Standard fine-tuning did not improve the target: recipes are" in str(worse)
-
-
-def test_a_much_gentler_recipe_is_taken_at_the_target_of_standard():
-    """Not the best one, which forgets nearly as much as standard fine-tuning."""
-    found = {"standard": ([2.32], 250.0), "flow": ([2.16], 46.0), "lora": ([2.33], 13.8)}
-    said = recommend(simple(found, 4.58))
-    assert (said.label, said.best) == ("lora", "flow")
-    assert "perplexity 4.6-fold on old (+1.526 nats per token)" in str(said)
+def test_another_share():
+    found = simple(FIGURES, 1.396)
+    assert found.recommendation(0.9).label == "wise-ft"
+    assert found.recommendation(1.0).label == "flow"
+    saved = Results.from_json(replace(found, learn_at_least=0.9).to_json())
+    said = saved.recommendation()
+    assert (said.label, [*said.at]) == ("wise-ft", [0.95, 0.98, 0.99])
+    assert "at least 90 % as much" in saved.to_markdown()
+    with pytest.raises(ValueError, match="learn_at_least must be"):
+        replace(found, learn_at_least=95)
 
 
 def test_a_choice_made_on_other_data_is_taken():
     said = recommend(replace(simple(FIGURES, 1.396), taken="sfa"))
-    assert said.headline.startswith("Take sfa: on the data for choosing, it did as well as")
-    assert said.sentences[0].startswith("sfa: perplexity")
-    assert (said.label, said.at_standard) == ("sfa", "recadam+flow")
+    assert said.headline == "Take sfa: a search chose it on other samples."
+    assert said.sentences[0].startswith("sfa learned 13.8 % as much as the best: perplexity")
+    assert (said.label, said.best, said.at) == ("sfa", "flow", {})
     assert "confirm" not in str(said)
 
 
@@ -99,9 +147,14 @@ def test_a_choice_made_on_other_data_is_taken():
     ("found", "label", "words"),
     [
         ({"flow": ([1.0], 12.0)}, "flow", "the only recipe"),
-        ({"flow": ([1.0], 12.0), "ewc": ([1.5], 10.0)}, "flow", "no other recipe comes close"),
-        ({"flow": ([1.0], 11.0), "ewc": ([1.0], 12.0)}, "flow", "of the 2 recipes close"),
-        ({"flow": ([1.0, 1.4], 12.0), "ewc": ([1.2, 1.3], 11.0)}, "ewc", "of the 2 recipes close"),
+        ({"flow": ([1.0], 12.0), "ewc": ([1.5], 10.0)}, "flow", "no other recipe learned at least"),
+        ({"flow": ([1.0], 11.0), "ewc": ([1.0], 12.0)}, "flow", "as the best, it forgot least and"),
+        (
+            {"flow": ([1.0], 12.0), "ewc": ([1.0], 12.0)},
+            "flow",
+            "learned most of those that forgot",
+        ),
+        ({"flow": ([1.0], None), "ewc": ([1.01], None)}, "flow", "as the best, it learned most."),
         ({"flow": ([2.5], 10.0)}, None, "Keep the pretrained model"),
         ({"flow": ([math.nan], 10.0)}, None, "Keep the pretrained model"),
         ({"flow": ([math.nan], 10.0), "ewc": ([1.0], 12.0)}, "ewc", "no other recipe"),
@@ -120,84 +173,23 @@ def test_where_more_is_better():
     assert recommend(simple(found, 0.2, lower=False)).label == "ewc"
 
 
-@pytest.mark.parametrize(
-    ("found", "words"),
-    [
-        (
-            {"standard": ([1.0], 15.0), "wise-ft": ([1.001], 11.0), "lora": ([2.0], 10.0)},
-            "Take wise-ft: of standard fine-tuning and the one recipe that does as well on new "
-            "(within 1 %), it forgets least.",
-        ),
-        (
-            {"standard": ([1.0, 1.1, 1.15], 15.0), "wise-ft": ([1.15], 11.0)},
-            "the one recipe that does as well on new (within 1 %, or "
-            "no worse than the worst seed of standard)",
-        ),
-        (  # the worst seed is within 1 %
-            {"standard": ([1.0, 1.001, 1.005], 15.0), "wise-ft": ([1.001], 11.0)},
-            "the one recipe that does as well on new (within 1 %), it forgets least.",
-        ),
-        (  # the worst seed is beyond 90 % of the gain
-            {"standard": ([1.0, 1.001, 1.9], 15.0), "wise-ft": ([1.3], 11.0)},
-            "Take standard: no other recipe does as well on new (within 1 %, or with at least "
-            "90 % of the gain of standard).",
-        ),
-        (
-            {"flow": ([1.0, 1.001, 1.9], 15.0), "wise-ft": ([1.05], 11.0)},
-            "of the 2 recipes close to the best (within 1 %, or with at least 90 % of the gain of "
-            "the best) on new",
-        ),
-        (
-            {"standard": ([1.0], 15.0), "lora": ([2.0], 10.0)},
-            "Take standard: no other recipe does as well on new (within 1 %).",
-        ),
-    ],
-)
-def test_standard_is_not_among_the_recipes_that_do_as_well(found, words):
-    assert words in recommend(simple(found)).headline
+def test_standard_that_learned_nothing():
+    said = recommend(simple({"flow": ([1.0], 12.0), "standard": ([2.5], 11.0)}))
+    assert "Standard fine-tuning did not improve the target and forgot less: perplex" in str(said)
 
 
-@pytest.mark.parametrize(
-    ("lora", "words"),
-    [
-        (
-            2.0,
-            "Take standard lr=0.1: no other recipe does as well on new (within 1 %), and of its "
-            "settings it forgets least.",
-        ),
-        (1.0, "Take lora: of standard fine-tuning and the one recipe that does as well on new"),
-    ],
-)
-def test_points_of_standard_do_not_count_as_other_recipes(lora, words):
-    found = simple({"standard": ([1.0], 15.0), "low": ([1.001], 12.0), "lora": ([lora], 10.0)})
-    points = tuple(
-        replace(run, recipe="standard", values={"lr": 0.1}) if run.recipe == "low" else run
-        for run in found.runs
+def test_losses_of_all_tests_count_on_the_scale_of_the_verdict():
+    """5 % of a perplexity, 0.05 nats and 1 point weigh alike, whatever the values before."""
+    tests = {
+        "one": measured("a", "perplexity", 20.0, 21.0),
+        "two": measured("a", "nll", 3.0, 3.05),
+        "three": measured("a", "accuracy", 0.9, 0.89, lower=False),
+    }
+    assert [run(name, retained=(test,)).loss for name, test in tests.items()] == pytest.approx(
+        [1] * 3
     )
-    assert words in recommend(Results(points)).headline
-
-
-def test_of_equally_good_ones_the_order_does_not_matter():
-    found = {"flow": ([1.0], 15.0), "ewc": ([0.8, 1.0, 1.5], 14.0), "lora": ([1.05], 11.0)}
-    assert recommend(simple(found)).label == "lora"
-    assert recommend(simple(dict(reversed(found.items())))).label == "lora"
-
-
-def test_without_retained_tests_the_predictions_count():
-    found = simple({"flow": ([1.0], None), "ewc": ([1.001], None)})
-    assert recommend(found).label == "flow"
-    moved = (replace(run, kl={"other": 1.0 if run.recipe == "flow" else 0.5}) for run in found.runs)
-    said = recommend(Results(tuple(moved)))
-    assert said.label == "ewc"
-    assert "it moves the predictions least" in said.headline
-    assert "To see what was forgotten, test tasks" in str(said)
-
-
-@pytest.mark.parametrize(("before", "balanced"), [(4.0, "wise-ft"), (2.4, "flow")])
-def test_the_balanced_choice_costs_at_most_a_tenth_of_the_gain(before, balanced):
-    found = {"flow": ([2.0], 40.0), "wise-ft": ([2.15], 12.0), "sfa": ([2.3], 11.0)}
-    said = recommend(simple(found, before))
-    assert (said.label, said.balanced) == ("flow", balanced)
+    gained = measured("b", "nll", 3.0, 1.0)
+    assert run("x", retained=(tests["two"], gained)).loss == pytest.approx(0.5)
 
 
 def test_failures_and_seeds_are_mentioned():
@@ -207,44 +199,17 @@ def test_failures_and_seeds_are_mentioned():
 
 
 @given(figures)
-def test_the_rule(found):
+def test_medians_over_seeds_count(found):
     results = simple(found)
-    said = recommend(results)
     known = {s.label: s for s in results.summaries()}
-    better = [s for s in known.values() if s.target.gain > 0]
-    if not better:
-        assert said.label is None
-        return
-    level, near, best = (known[label] for label in (said.at_standard, said.balanced, said.best))
-    assert said.label == level.label
-    assert best.target.after == min(s.target.after for s in better)
-    standard = known.get("standard", best)
-    bar = standard if standard in better else best
-    worst = max(run.target.after for run in bar.runs)
-    worst = min(worst, bar.target.after + (1 - NEAR) * bar.target.gain)
-    assert level.target.after <= max(worst, (1 + CLOSE) * bar.target.after)
-    assert near.target.gain >= NEAR * best.target.gain
-    for s in better:
-        if s.target.after <= max(worst, bar.target.after):
-            assert level.loss <= s.loss
-        if s.target.gain >= NEAR * best.target.gain:
-            assert near.loss <= s.loss
-    for choice in (level, near, best):  # the frontier
-        assert not any(
-            s.target.after < choice.target.after and s.loss < choice.loss for s in better
-        )
-
-
-@given(figures, st.randoms())
-def test_failures_and_order_do_not_matter(found, random):
-    results = simple(found)
     said = recommend(results)
-    assert _labels(recommend(replace(results, failed={"x": "y"}))) == _labels(said)
-    apart = {name: (some, 11.0 + i) for i, (name, (some, _)) in enumerate(found.items())}
-    runs = list(simple(apart).runs)
-    labels = _labels(recommend(Results(tuple(runs))))
-    random.shuffle(runs)
-    assert _labels(recommend(Results(tuple(runs)))) == labels
+    rows = [Candidate(label, s.target.gain, s.loss) for label, s in known.items()]
+    assert said.label == (choose(rows).label if choose(rows) else None)
+    assert said.at == {
+        share: choose(rows, share).label
+        for share in SHARES
+        if share != 0.95 and choose(rows) and len(rows) > 1
+    }
 
 
 NAMES = ["holdfast", "recadam", "ewc", "lora", "flow"]
@@ -257,23 +222,19 @@ def test_the_figures_are_recommended_whatever_their_names(found, names, tested):
     kls = {name: kept for name, (_, kept) in found.items()}
     first = replace(first, runs=tuple(replace(r, kl={"other": kls[r.recipe]}) for r in first.runs))
     other = dict(zip(found, names, strict=False))
-    if "standard" in other:  # a meaning, not only a name
-        other["standard"] = "standard"
     second = replace(first, runs=tuple(replace(r, recipe=other[r.recipe]) for r in first.runs))
-    for one, two in zip(_labels(recommend(first)), _labels(recommend(second)), strict=True):
-        assert two == (one and other[one])
-
-
-def _labels(said):
-    return said.label, said.at_standard, said.balanced, said.best
+    one, two = recommend(first), recommend(second)
+    assert two.label == other.get(one.label)
+    assert two.at == {share: other[label] for share, label in one.at.items()}
 
 
 @given(every_results)
 def test_there_is_always_something_to_say(found):
     said = recommend(found)
     labels = {run.label for run in found.runs}
-    assert {*_labels(said)} <= labels | {None}
+    assert {said.label, said.best, *said.at.values()} <= labels | {None}
     assert all(s.endswith(".") and s.isprintable() for s in (said.headline, *said.sentences))
+    assert said.next.isprintable()
 
 
 def moved(signals):
@@ -294,15 +255,15 @@ def moved(signals):
 
 @pytest.mark.parametrize("who", ["flow", "ewc"])
 def test_a_training_signal_recommends_nothing(who):
-    assert recommend(moved({})).label == "flow"
-    said = recommend(moved({who: ("context-free",)}))
-    assert said.label == "ewc"
-    assert "moves the predictions least" in said.headline
+    said = recommend(moved({}))
+    assert said.label == "flow"
+    assert "it moved the predictions least and learned most" in said.headline
+    assert "To see what was forgotten, test tasks" in str(said)
+    assert recommend(moved({who: ("context-free",)})).label == "ewc"
     # The predictions on the target, new, are to change: they say nothing about forgetting.
     said = recommend(moved({who: ("context-free", "other")}))
-    assert said.headline == (
-        "Take flow: of the 2 recipes close to the best (within 1 %) on new, it is the best."
-    )
+    assert said.label == "flow"
+    assert said.headline.endswith("it learned most.")
 
 
 def test_a_training_signal_is_marked_and_gets_no_star():
@@ -313,8 +274,48 @@ def test_a_training_signal_is_marked_and_gets_no_star():
     assert "† The KL was a training signal of this recipe: it is no evidence of retention." in text
 
 
-def test_a_bad_seed_of_standard_does_not_make_everything_as_good():
-    found = {
-        "standard": ([1.0, 1.01, 3.9], 0.5), "lora": ([1.0], 0.2), "frozen": ([3.8], 0.0),
+def options_of(command):
+    """What ``holdfast finetune`` reads from a line."""
+    program, name, *words = shlex.split(command)
+    assert (program, name) == ("holdfast", "finetune")
+    parser = Parser()
+    finetune.add_options(parser)
+    return parser.parse(words)
+
+
+def test_the_command_trains_the_recipe_as_it_was_trained():
+    recipe = Recipe.preset("wise-ft").with_settings({"merging.alpha": 0.3})
+    one = run("wise-ft", settings=recipe.to_dict(), values={"merging.alpha": 0.3, "epochs": 2.0})
+    plan = {
+        **PLAN, "data": ["a b.jsonl", "$(c).jsonl"], "new": ["head"], "head": "auto",
+        "columns": {"question": "my problem"}, "rates": {"wise-ft": 1e-4},
+        "training": {"lr": None, "packing": True, "clip_norm": None, "precision": "bfloat16"},
     }  # fmt: skip
-    assert recommend(simple(found)).label == "lora"
+    read = options_of(finetune_command(plan, one))
+    assert (read.model, read.data) == (PLAN["model"], plan["data"])
+    assert (read.recipe, read.set, read.lr) == ("wise-ft", {"merging.alpha": 0.3}, 1e-4)
+    assert (read.epochs, read.packing, read.clip_norm) == (2.0, True, None)
+    assert (read.precision, read.columns, read.new) == ("bfloat16", plan["columns"], ["head"])
+    assert sample_results().recommendation().next == (
+        "holdfast finetune --model HuggingFaceTB/SmolLM2-135M --data gsm8k-train.jsonl --recipe "
+        "lora --lr 0.001 --out tuned"
+    )
+
+
+def test_a_recipe_file_and_what_a_command_cannot_say(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text("update: {name: adamw, lr: 1.0e-3}\n")
+    own = Recipe.from_yaml((tmp_path / "own.yaml").read_text())
+    plan = {**PLAN, "recipes": ["own.yaml"]}
+    read = options_of(finetune_command(plan, run("own", settings=own.to_dict())))
+    assert (read.recipe, read.lr) == ("own.yaml", None)  # its own
+    changed = own.with_settings({"update.lr": 0.5}).to_dict()
+    assert options_of(finetune_command(plan, run("own", settings=changed))).set == {
+        "update.lr": 0.5
+    }
+    # Methods that were chosen for the model.
+    other = run("flow", settings=Recipe.preset("wise-ft").to_dict())
+    assert finetune_command(PLAN, other) == ""
+    assert "--recipe recipe.yaml --out tuned" in finetune_command(PLAN, other, searched=True)
+    assert finetune_command({}, other) == ""
+    assert finetune_command(PLAN, run("unknown")) == ""

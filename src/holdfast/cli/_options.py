@@ -20,6 +20,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 from holdfast._torch.checks import hint_at_setting, meant_by
 from holdfast._torch.imports import require
 from holdfast.io.untrusted import parse_yaml
+from holdfast.report.recommend import LEARN_AT_LEAST
 
 T = TypeVar("T")
 Names = Collection[str]
@@ -90,6 +91,14 @@ _KINDS: dict[Any, tuple[str, str | None]] = {
 _WORDS: dict[Any, dict[str, Any]] = {NoneType: {"none": None}, bool: {"true": True, "false": False}}
 
 WHOLE, NUMBER = Convert((int,)), Convert((float,))
+
+
+def share(word: str) -> float:
+    """A share above 0, as ``99%`` or ``0.99``."""
+    number = float(NUMBER(word.removesuffix("%"))) / (100 if word.endswith("%") else 1)
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f"must be in (0, 1], such as 0.95 or 95%, got {word!r}")
+    return number
 
 
 def one_of(*words: str) -> dict[str, Any]:
@@ -187,6 +196,11 @@ SHARED: dict[str, dict[str, Any]] = {
     },
     "device": {
         "help": "device of the model, such as cuda:1 or cpu (default: a GPU if there is one)",
+    },
+    "learn_at_least": {
+        "type": share, "default": LEARN_AT_LEAST, "metavar": "X%",
+        "help": "of the models with at least this share of the best gain on the target, recommend "
+        "the one that forgot least",
     },
     "out": {"metavar": "DIR", "help": "output directory"},
     "json": {"action": "store_true", "help": "print the result as JSON"},

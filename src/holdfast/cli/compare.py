@@ -14,6 +14,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from holdfast.cli import _options
@@ -49,7 +50,7 @@ def add_options(parser: Parser) -> None:
     add_plan_options(parser, skip=())
     recipes = parser.add_argument_group("recipes")
     add_settings(recipes, Plan, only=("recipes", "seeds", "grid"))
-    add(recipes, "set")
+    add(recipes, "set", "learn_at_least")
     output = parser.add_argument_group("output and running")
     add(output, "out", default="runs/compare")
     add(output, "json", "jobs", "per_gpu")
@@ -89,7 +90,8 @@ def run(options: argparse.Namespace) -> None:
         results = run_all(plan, out, options)
         if not results.runs:
             raise ValueError(failure(results, out))
-        show(results, options, out, "report.md", "report.html")
+        results = replace(results, learn_at_least=options.learn_at_least)
+        show(results, options, out, "results.json", "report.md", "report.html")
         if results.failed:
             raise Failed(failure(results, out))
 

@@ -33,6 +33,7 @@ from holdfast.cli._options import (
     add,
     attribute_texts,
     one_of,
+    share,
 )
 from holdfast.cli.measure import add_models, add_tests, inputs_of, measure_arguments
 from holdfast.evaluate.drift import drift
@@ -43,6 +44,7 @@ from holdfast.io.outputs import claim, output_name
 from holdfast.io.storage import Place
 from holdfast.registry import methods
 from holdfast.report.printing import tell, tell_line
+from holdfast.report.recommend import LEARN_AT_LEAST
 from holdfast.report.verdict import MERGED_ROWS, on_tokens
 from holdfast.report.words import settings_text
 from holdfast.stages import Merging
@@ -79,12 +81,6 @@ def settings_of(cls: type[Merging]) -> list[str]:
     return [field.name for field in fields(cls) if kinds[field.name] is float]
 
 
-def share(word: str) -> float:
-    """A share as ``99%`` or ``0.99``."""
-    number = float(NUMBER(word.removesuffix("%")))
-    return number / 100 if word.endswith("%") else number
-
-
 def add_options(parser: Parser) -> None:
     parser.describe(__doc__, "BASE TUNED [TUNED ...] --out DIR [options]", needed=("out",))
     add_models(parser, several=True)
@@ -107,14 +103,15 @@ def add_options(parser: Parser) -> None:
     )  # fmt: skip
     merging.add_argument(
         "--retain", type=share, metavar="X%",
-        help="with --sweep: of the models that keep X% of every retained score of the base, take "
-        "and write the best on the target",
+        help="with --sweep: take only a model that keeps X% of every retained score of the base; "
+        "it is written",
     )  # fmt: skip
     merging.add_argument(
         "--retain-kl", type=NUMBER, metavar="X",
         help="with --sweep: take only a model whose context-free divergence is at most X nats per "
         "token; needs no data",
     )  # fmt: skip
+    add(merging, "learn_at_least")
     merging.add_argument(
         "--keep-models", action="store_true", help="with --sweep: keep all merged models"
     )
@@ -131,7 +128,9 @@ def run(options: argparse.Namespace) -> None:
         return
     blank = Parser()
     add_tests(blank)
-    alone = {"keep_models": False, "retain": None, "retain_kl": None}
+    alone = {
+        "keep_models": False, "retain": None, "retain_kl": None, "learn_at_least": LEARN_AT_LEAST
+    }  # fmt: skip
     for name, default in {**vars(blank.parse([])), **alone}.items():
         own = name == "seed" and hasattr(method, "seed")
         if getattr(options, name) != default and not own:
@@ -231,6 +230,7 @@ def measure_merged(options: argparse.Namespace, method: Merging) -> None:
             overwrite=options.overwrite,
             retain=options.retain,
             max_kl=options.retain_kl,
+            learn_at_least=options.learn_at_least,
             **measure_arguments(options),
         )
         show(found, options, Place.at(out), "sweep.json", "sweep.md", "sweep.html")

@@ -50,8 +50,9 @@ from holdfast.io import codec as _codec
 from holdfast.io.outputs import claim, output_name
 from holdfast.io.storage import Place
 from holdfast.report.printing import tell, tell_line
+from holdfast.report.recommend import lost
 from holdfast.report.text import to_markdown, to_terminal
-from holdfast.report.words import listed, percent, score_text, seconds
+from holdfast.report.words import listed, score_text, seconds
 
 
 def add_options(parser: Parser) -> None:
@@ -63,8 +64,8 @@ def add_options(parser: Parser) -> None:
     either = search.add_mutually_exclusive_group()
     add(either, "recipe", dest="recipes", action=Only, default=argparse.SUPPRESS)
     add_settings(either, Plan, only=("recipes",), recipes=Tuning.recipes)
-    add_settings(search, Tuning, skip=("recipes", "seed"))
-    add(search, "set", "seed")
+    add_settings(search, Tuning, skip=("recipes", "learn_at_least", "seed"))
+    add(search, "set", "learn_at_least", "seed")
     storage = "journal file or database URL that machines share (default: study.log in --out)"
     search.add_argument("--storage", help=storage)
     search.add_argument("--name", default="holdfast", help="name of the study in the storage")
@@ -171,12 +172,12 @@ class Trials:
             return "stopped early"
         result = _codec.decode(RunResult, halves["chosen"])
         score = score_text(result.target.metric, result.target.after)
-        lost = f", lost {percent(result.loss)}" if result.retained else ""
+        less = f", lost {lost(result.loss)}" if result.retained else ""
         values = trial.params.items()
         settings = " ".join(
             f"{n.rpartition(':')[2]}={v:.3g}" for n, v in values if isinstance(v, int | float)
         )
-        text = f"{said}target {score}{lost} ({settings})"
+        text = f"{said}target {score}{less} ({settings})"
         return text + self._leader(trial, result) if self.tuning.halves else text
 
     def _leader(self, trial: Any, result: RunResult) -> str:

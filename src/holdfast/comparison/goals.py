@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.comparison import halving
-from holdfast.comparison.results import Measured, RunResult
+from holdfast.comparison.results import Measured, RunResult, loss_of
 from holdfast.comparison.study import counted
+from holdfast.report.recommend import LEARN_AT_LEAST
 
 
 def goals_of(target: Measured, retained: Sequence[Measured], moved: float) -> tuple[float, float]:
-    """The two objectives, lower is better: the target, and the mean loss of the retained tests.
+    """The two objectives, lower is better: the target, and what was forgotten.
 
     Without retained tests, the second one is how far the model moved.
     """
-    lost = [max(0.0, -test.relative) for test in retained]
     sign = 1 if target.lower_is_better else -1
-    return sign * target.after, sum(lost) / len(lost) if lost else moved
+    return sign * target.after, loss_of(retained) if retained else moved
 
 
 def goals_in(result: RunResult) -> tuple[float, float]:
@@ -26,8 +26,13 @@ def goals_in(result: RunResult) -> tuple[float, float]:
 
 
 def merit_in(result: RunResult) -> float:
-    """The one objective of successive halving, higher is better."""
-    return halving.merit_of(result.target.gain, goals_in(result)[1])
+    """The one objective of successive halving, higher is better.
+
+    A loss that stops being little counts as much as 5 % of the gain, as in the recommendation.
+    """
+    lost = goals_in(result)[1]
+    share = lost * (1 - LEARN_AT_LEAST) if result.retained else lost
+    return halving.merit_of(result.target.gain, share)
 
 
 def hopeless(study: Any, update: int, goals: Sequence[float]) -> bool:

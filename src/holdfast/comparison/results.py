@@ -13,14 +13,16 @@ import logging
 import math
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from holdfast._torch.checks import positive_share
 from holdfast._torch.finite import is_finite
 from holdfast._torch.layers import within
 from holdfast.comparison import peft_format as _peft
+from holdfast.comparison.command import finetune_command
 from holdfast.comparison.plan import Plan, RunSpec, label_of
 from holdfast.comparison.processes import at_a_time, reason
 from holdfast.evaluate.report import Curve, Drift, DriftRow, ForgettingReport, Score
@@ -30,8 +32,9 @@ from holdfast.io.storage import Place
 from holdfast.recipe import Recipe, difference
 from holdfast.report import comparison as _shown
 from holdfast.report.document import Document
-from holdfast.report.recommend import Recommendation, recommend
+from holdfast.report.recommend import LEARN_AT_LEAST, Recommendation, forgotten, recommend
 from holdfast.report.shown import Shown
+from holdfast.report.words import change_in
 
 logger = logging.getLogger(__name__)
 
@@ -176,8 +179,13 @@ class RunResult:
 
     @property
     def loss(self) -> float:
-        """The mean relative loss of the retained tests; a gain counts as 0."""
-        return _mean([max(0.0, -test.relative) for test in self.retained])
+        """What was forgotten, as the recommendation counts it; 0 without retained tests."""
+        return loss_of(self.retained)
+
+
+def loss_of(tests: Iterable[Measured]) -> float:
+    """The mean loss on the scale of the verdict: 1 is where a loss stops being little."""
+    return forgotten(map(change_in, tests)) or 0.0
 
 
 def result_of(
@@ -337,16 +345,19 @@ class Results(Shown):
         plan: the plan, as plain values.
         taken: label of the recipe to recommend, if it was chosen on other data. If None, it is
             chosen from these results.
+        learn_at_least: how much of the best gain on the target the recommended recipe has at least.
     """
 
     runs: tuple[RunResult, ...]
     failed: dict[str, str] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
     taken: str | None = None
+    learn_at_least: float = LEARN_AT_LEAST
     schema_version: int = 1
     what: ClassVar[str] = "comparison"
 
     def __post_init__(self) -> None:
+        positive_share("learn_at_least", self.learn_at_least)
         rates = self.plan.get("rates") or {}
         if not isinstance(rates, dict) or {*map(type, rates.values())} - {int, float}:
             raise ValueError("plan.rates must be numbers by name")
@@ -358,9 +369,17 @@ class Results(Shown):
             groups.setdefault(run.label, []).append(run)
         return [_summary(label, runs) for label, runs in groups.items()]
 
-    def recommendation(self) -> Recommendation:
-        """Which recipe to take, and why."""
-        return recommend(self)
+    def recommendation(self, learn_at_least: float | None = None) -> Recommendation:
+        """The recipe that forgot least, of those that learned enough, and why.
+
+        Enough is ``learn_at_least`` of the best gain on the target: by default that of the results.
+        """
+        return recommend(self, learn_at_least)
+
+    def command(self, label: str) -> str:
+        """The command line that trains a recipe like its runs; empty if it is not known."""
+        run = next(run for run in self.runs if run.label == label)
+        return finetune_command(self.plan, run, searched=self.taken is not None)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per run and test."""
@@ -446,7 +465,8 @@ def together(found: Mapping[str, Any]) -> Results:
         for results in found.values()
         for name, rate in (results.plan.get("rates") or {}).items()
     }
-    return replace(collect(runs, failed, None), plan=plan)
+    share = next(iter(found.values())).learn_at_least
+    return replace(collect(runs, failed, None), plan=plan, learn_at_least=share)
 
 
 def _refuse_other_settings(found: Mapping[str, Results]) -> None:

@@ -9,7 +9,7 @@ The settings of one recipe are searched with two objectives, the target and what
 over several recipes, or within a budget of time, uses successive halving
 (:mod:`~holdfast.comparison.halving`) and one objective. Every recipe is tried with its defaults up
 to the first rung before any of them goes on, except standard fine-tuning: its defaults are trained
-to the end, because the recommendation compares the other recipes with them.
+to the end, because the report compares the recipe found with them.
 """
 
 import copy
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from holdfast._torch.checks import NamedSettings, duration, share, whole_number
+from holdfast._torch.checks import NamedSettings, duration, positive_share, share, whole_number
 from holdfast._torch.finite import DivergedError, is_finite
 from holdfast.comparison import halving
 from holdfast.comparison.contenders import (
@@ -61,6 +61,7 @@ from holdfast.hosts.watching import Observer
 from holdfast.io import codec as _codec
 from holdfast.io.models import Loader
 from holdfast.recipe import Recipe, read_recipe
+from holdfast.report.recommend import LEARN_AT_LEAST
 from holdfast.run import Run, resolved
 from holdfast.scoring.scorer import score
 from holdfast.stages import Trainable
@@ -87,6 +88,8 @@ class Tuning(NamedSettings):
         space: ranges to search instead of the defaults: the name of a setting and its two ends.
         alphas: values of the setting that the merging sweeps (α of WiSE-FT) to test each trained
             model at, besides the proposed one.
+        learn_at_least: of the models that have this share of the best gain on the target, the one
+            that forgot least is taken.
         prune: stop training runs early. With several recipes or a budget, two thirds stop at 1/9 of
             the updates, and two thirds of the others at 1/3. Else those stop that are worse, on the
             target and on the retained tests, than half of the others were at the same update; not
@@ -99,6 +102,7 @@ class Tuning(NamedSettings):
     budget: str | None = None
     space: dict[str, tuple[float, ...]] = field(default_factory=dict)
     alphas: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
+    learn_at_least: float = LEARN_AT_LEAST
     prune: bool = True
     seed: int = 0
 
@@ -112,6 +116,7 @@ class Tuning(NamedSettings):
         _ = self.seconds  # raises if the budget is no duration
         for alpha in self.alphas:
             share("alphas", alpha)
+        positive_share("learn_at_least", self.learn_at_least)
         named = [read_recipe(name) for name in self.recipes if name != ALL]
         labels = [label for label, _ in named]
         if twice := [label for label in labels if labels.count(label) > 1]:

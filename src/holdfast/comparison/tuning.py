@@ -1,9 +1,9 @@
-"""Find a recipe and its settings by a search: the best on the target that forgets little.
+"""Find a recipe and its settings by a search: one that learns enough and forgets least.
 
 Settings are chosen on one half of the tests (every other row, the first half of a text) and
 reported on the other half. The candidates that no other one beats are the frontier. The recipe
-found is the candidate that the report of a comparison would recommend. Only candidates that were
-trained equally long are compared.
+found is the one that a comparison would recommend. Only candidates that were trained equally long
+are compared.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from holdfast.io.storage import Place
 from holdfast.recipe import Recipe
 from holdfast.report import searched as _searched
 from holdfast.report.document import Answer, Document
-from holdfast.report.recommend import STANDARD
+from holdfast.report.recommend import LEARN_AT_LEAST, STANDARD, Recommendation, recommend
 from holdfast.report.shown import Shown
 
 
@@ -94,15 +94,15 @@ class Tuned(Shown):
         settings, taken: the recipe found, as :meth:`Recipe.to_dict` writes it, and its candidate.
         default: the default settings of the recipe found, or None.
         unmerged: the training run with the default settings at α = 1, or None.
-        standard: standard fine-tuning, with the settings that are best on the target; the recipe
-            found does as well. None if it was not trained as long, or not at all.
-        second: the candidate to take without the recipe found, or None.
+        standard: standard fine-tuning, with the settings that are best on the target. None if it
+            was not trained as long, or not at all.
         frontier: those that no other candidate beats on the half that settings are chosen on.
         candidates, trained, pruned, failed, unfinished: number of models tested, and of trials by
             outcome.
         left_out: of ``all``, the recipes that do not fit the model and the data, with the reason.
         seconds: the time that the search took, over all its sessions; None if it is not known.
         plan: the plan, as plain values, with the recipes that were searched.
+        learn_at_least: as in :class:`~holdfast.comparison.search.Tuning`.
     """
 
     recipes: tuple[Tried, ...]
@@ -117,22 +117,23 @@ class Tuned(Shown):
     failed: int
     unfinished: int = 0
     standard: Candidate | None = None
-    second: Candidate | None = None
     left_out: dict[str, str] = field(default_factory=dict)
     seconds: float | None = None
     plan: dict[str, Any] = field(default_factory=dict)
-    schema_version: int = 2
+    learn_at_least: float = LEARN_AT_LEAST
+    schema_version: int = 3
     what: ClassVar[str] = "search"
 
     @classmethod
     def upgraded(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Version 1 had one recipe."""
+        """Version 1 had one recipe, version 2 also the second best one."""
         if "recipe" in value:
             name = value.pop("recipe")
             counts = [value.get(key, 0) for key in ("trained", "pruned", "failed")]
             tried = {"recipe": name, "best": value.get("taken"), "trials": sum(counts)}
             value["recipes"] = [{**tried, "failed": counts[-1]}]
-        return {**value, "schema_version": 2}
+        kept = {name: item for name, item in value.items() if name != "second"}
+        return {**kept, "schema_version": 3}
 
     def to_yaml(self) -> str:
         """Return the recipe found as YAML, for ``finetune --recipe`` and ``compare``."""
@@ -144,10 +145,10 @@ class Tuned(Shown):
 
     def document(self) -> Document:
         """The frontier as a comparison, and what is known about each recipe."""
-        results = self.results()
-        shown, (headline, *others) = results.document(), self.sentences()
-        roles = _searched.ON_THE_OTHER_HALF, *results.recommendation().sentences
-        answer = Answer(headline, (*others, *roles))
+        shown, asked = self.results().document(), self.recommendation()
+        figures = _searched.ON_THE_OTHER_HALF, *shown.answer.sentences
+        sentences = *asked.elsewhere, *self.sentences(), *figures
+        answer = Answer(asked.headline, sentences, next=shown.answer.next)
         several = len(self.recipes) > 1
         names = (f"{len(self.recipes)} recipes",) if several else (self.recipes[0].recipe,)
         first = _searched.by_recipe(self) if several else ()
@@ -157,11 +158,20 @@ class Tuned(Shown):
             download="tune.json",
         )  # fmt: skip
 
+    def recommendation(self) -> Recommendation:
+        """The recipe found, and why, on the half that settings are chosen on."""
+        runs = {one.chosen.label: one.chosen for one in (*self.frontier, self.taken)}
+        nouns = "model on the frontier", "models on the frontier"
+        return recommend(Results(tuple(runs.values())), self.learn_at_least, nouns)
+
     def results(self) -> Results:
         """The frontier, the defaults and standard fine-tuning, on the half to report."""
         shown = self.default, self.standard, *self.frontier, self.taken
         runs = {one.reported.label: one.reported for one in shown if one}
-        return Results(runs=tuple(runs.values()), plan=self.plan, taken=self.taken.reported.label)
+        return Results(
+            runs=tuple(runs.values()), plan=self.plan, taken=self.taken.reported.label,
+            learn_at_least=self.learn_at_least,
+        )  # fmt: skip
 
     def sentences(self) -> list[str]:
         """Summarize the search; figures are of the half that was not used for the choice."""
@@ -383,11 +393,12 @@ def _search(
 
 
 def _check_same(study: Any, plan: Plan, tuning: Tuning) -> None:
-    """Refuse a study of another search; only the number of trials and the time may change."""
+    """Refuse a study of another search; trials, time and the share of the gain may change."""
     plan = replace(plan, training=replace(plan.training, save_seconds=0.0))
     free = replace(tuning, trials=None, budget=None)
     mine = {**_codec.encode(plan), **_codec.encode(free), "contents": plan.contents}
     mine["halves"] = tuning.halves
+    del mine["learn_at_least"]
     theirs = study.user_attrs.get("search", mine)
     if not isinstance(theirs, dict):
         raise TypeError(f"search is {theirs!r}")
@@ -431,14 +442,14 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
     # Not Optuna's best_trials: it has candidates of trials that did not complete.
     frontier = [one for one in longest if not any(other.beats(one) for other in longest)]
     frontier.sort(key=lambda one: goals_in(one.chosen))
-    taken = _best(longest)
+    taken = _best(longest, tuning)
     swept = next(one.swept for one in contenders.values() if one.label == taken.recipe)
     same = [one for one in longest if one.recipe == taken.recipe]
     default = next((one for one in same if one.is_default), None)
     standard = [one for one in longest if one.recipe == STANDARD]
     alike = [one for one in same if default and one.trial == default.trial and one is not default]
     return Tuned(
-        recipes=tuple(_tried(name, of[name], found, taken) for name in names),
+        recipes=tuple(_tried(name, of[name], found, taken, tuning) for name in names),
         settings=taken.chosen.settings,
         taken=taken,
         default=default,
@@ -450,10 +461,10 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
         failed=len(failed),
         unfinished=unfinished,
         standard=min(standard, key=lambda one: goals_in(one.chosen), default=None),
-        second=_recommended([one for one in longest if one.recipe != taken.recipe]),
         left_out=left_out,
         seconds=round(spent(study), 1) if tuning.halves else None,
         plan={**_codec.encode(plan), "recipes": [*map(label_of, names)]},
+        learn_at_least=tuning.learn_at_least,
     )
 
 
@@ -461,15 +472,12 @@ def _recipe_of(trial: Any, names: Sequence[str]) -> str:
     return str(trial.params.get(RECIPE, names[0]))
 
 
-def _recommended(found: Sequence[Candidate]) -> Candidate | None:
-    """The candidate that the report of a comparison would recommend."""
-    chosen = Results(runs=tuple(one.chosen for one in found)).recommendation().label
-    return next((one for one in found if one.chosen.label == chosen), None)
-
-
-def _best(found: Sequence[Candidate]) -> Candidate:
+def _best(found: Sequence[Candidate], tuning: Tuning) -> Candidate:
     """The candidate to take, or if none is better than the base, the best on the target."""
-    return _recommended(found) or min(found, key=lambda one: goals_in(one.chosen))
+    results = Results(tuple(one.chosen for one in found))
+    label = results.recommendation(tuning.learn_at_least).label
+    taken = next((one for one in found if one.chosen.label == label), None)
+    return taken or min(found, key=lambda one: goals_in(one.chosen))
 
 
 def _longest(found: Sequence[Candidate]) -> list[Candidate]:
@@ -478,11 +486,13 @@ def _longest(found: Sequence[Candidate]) -> list[Candidate]:
     return [one for one in found if one.rung == most]
 
 
-def _tried(name: str, trials: Sequence[Any], found: Sequence[Candidate], taken: Candidate) -> Tried:
+def _tried(
+    name: str, trials: Sequence[Any], found: Sequence[Candidate], taken: Candidate, tuning: Tuning
+) -> Tried:
     label = label_of(name)
     errors = [t.user_attrs["error"] for t in trials if "error" in t.user_attrs]
     own = [one for one in found if one.recipe == label]
-    best = taken if taken.recipe == label else _best(_longest(own)) if own else None
+    best = taken if taken.recipe == label else _best(_longest(own), tuning) if own else None
     error = processes.reason(errors[-1])[:300] if errors else ""
     return Tried(label, best, len(trials), len(errors), error)
 

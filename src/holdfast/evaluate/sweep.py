@@ -10,10 +10,11 @@ A merge needs no training, so the best settings are found by measuring several.
 import contextlib
 import itertools
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -29,11 +30,12 @@ from holdfast.io.heads import ModelSource
 from holdfast.io.merge import check_number, merge_on_disk
 from holdfast.io.models import Loader
 from holdfast.recipe import recipe_beside
+from holdfast.registry import methods
 from holdfast.report import sweep as _shown
 from holdfast.report.document import Document
-from holdfast.report.recommend import SweepRecommendation, recommend_point
+from holdfast.report.recommend import LEARN_AT_LEAST, Recommendation, recommend_point
 from holdfast.report.shown import Shown
-from holdfast.report.words import settings_text
+from holdfast.report.words import plain, settings_text
 from holdfast.stages import Merging
 
 Kind = Literal["base", "tuned", "merged"]
@@ -55,7 +57,8 @@ class SweepPoint:
 class Sweep(Shown):
     """Merged models at several settings, measured, in the order of the settings.
 
-    ``retain`` and ``max_kl`` are limits of the recommendation, as for :func:`sweep`.
+    ``retain``, ``max_kl`` and ``learn_at_least`` are those of the recommendation, as for
+    :func:`sweep`; ``fixed`` are other settings of the method that are not its defaults.
     """
 
     base: str
@@ -64,10 +67,13 @@ class Sweep(Shown):
     method: str = ""
     retain: float | None = None
     max_kl: float | None = None
+    learn_at_least: float = LEARN_AT_LEAST
+    fixed: dict[str, float] = field(default_factory=dict)
     schema_version: int = 2
     what: ClassVar[str] = "sweep"
 
     def __post_init__(self) -> None:
+        positive_share("learn_at_least", self.learn_at_least)
         names = {tuple(point.settings) for point in self.points}
         values = [tuple(point.settings.values()) for point in self.points]
         if len(names) != 1 or () in names or values != sorted(set(values)):
@@ -75,9 +81,22 @@ class Sweep(Shown):
                 "a sweep needs at least one point, all with the same settings, which must increase"
             )
 
-    def recommendation(self) -> SweepRecommendation:
-        """Which settings to take, and why, by the rule of :mod:`holdfast.report.recommend`."""
-        return recommend_point(self)
+    def recommendation(self, learn_at_least: float | None = None) -> Recommendation:
+        """The settings that forgot least, of those that learned enough, and why.
+
+        Enough is ``learn_at_least`` of the best gain on the target: by default that of the sweep.
+        """
+        return recommend_point(self, learn_at_least)
+
+    def command(self, point: SweepPoint) -> str:
+        """The command line that writes the merged model; empty if the model is not merged."""
+        method = next((e.name for e in methods("merging") if e.cls.__name__ == self.method), "")
+        if point.kind != "merged" or not method:
+            return ""
+        words = ["holdfast", "merge", self.base, *self.tuned.split(", "), "--method", method]
+        for name, value in {**self.fixed, **point.settings}.items():
+            words += [f"--{name}", f"{value:g}"]
+        return plain(shlex.join([*words, "--out", "merged"]))
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per point and test."""
@@ -99,6 +118,7 @@ def sweep(
     overwrite: bool = False,
     retain: float | None = None,
     max_kl: float | None = None,
+    learn_at_least: float = LEARN_AT_LEAST,
     drift: bool = True,
     loader: Loader | None = None,
     progress: bool = True,
@@ -119,10 +139,12 @@ def sweep(
         out: where merged checkpoints are written. If None, a temporary directory is used.
         keep_models: keep the merged checkpoints, as ``out/alpha-0.25`` and so on.
         overwrite: replace existing checkpoints.
-        retain: recommend the model with the best target score of those that keep this share of
-            every retained score of the base, such as 0.99.
+        retain: recommend only a model that keeps this share of every retained score of the base,
+            such as 0.99.
         max_kl: recommend only a model whose context-free divergence is at most this, in nats per
             token.
+        learn_at_least: of the models that have this share of the best gain on the target, the one
+            that forgot least is recommended.
         drift, loader, progress, tests: as for :func:`holdfast.measure`.
 
     Example:
@@ -138,6 +160,7 @@ def sweep(
     """
     retain = None if retain is None else positive_share("retain", retain)
     max_kl = None if max_kl is None else at_least_zero("max_kl", max_kl)
+    positive_share("learn_at_least", learn_at_least)
     merges = _merges(method, values)
     if keep_models and out is None:
         raise ValueError("keep_models=True needs out=, the directory for the merged checkpoints")
@@ -165,6 +188,7 @@ def sweep(
                 try:
                     merge_on_disk(base, models, merged, one, progress=progress, **merging)
                     report = meter(f"{name}, {settings_text(settings)}", merged, recipe)
+                    report.settings.pop("command")  # it names a model that will be gone
                 finally:
                     if not keep_models:
                         shutil.rmtree(merged, ignore_errors=True)
@@ -172,7 +196,12 @@ def sweep(
                 report = meter(name, models[0]) if kind == "tuned" else meter(str(base), None)
             points.append(SweepPoint(settings, report, kind))
     ordered = sorted(points, key=lambda point: tuple(point.settings.values()))
-    return Sweep(str(base), name, tuple(ordered), type(method).__name__, retain, max_kl)
+    others = (f for f in fields(method) if f.name not in ordered[0].settings)
+    fixed = {f.name: value for f in others if (value := getattr(method, f.name)) != f.default}
+    return Sweep(
+        str(base), name, tuple(ordered), type(method).__name__, retain, max_kl, learn_at_least,
+        fixed={name: value for name, value in fixed.items() if type(value) in (int, float)},
+    )  # fmt: skip
 
 
 def folder_of(settings: Mapping[str, float]) -> str:

@@ -12,7 +12,7 @@ from holdfast.report import words
 from holdfast.report.document import Column, Document, Figure, Section, Table
 from holdfast.report.frontier import MOST, Axis, Mark, frontier, out_of_view
 from holdfast.report.plot import ACCENT, GAINED, LOST, lines
-from holdfast.report.recommend import STANDARD, kl_of, recommend, standard_of
+from holdfast.report.recommend import SCALE, STANDARD, kl_of, lost, recommend, standard_of
 from holdfast.report.words import NONE, Span, change_in, percent, plain, score_text
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _mark(summary: Summary, color: str) -> Mark:
         value, change = score_text(test.metric, test.after), change_in(test).figure
         details.append(f"{plain(test.name)}: {value} ({change})")
     if summary.retained:
-        details.append(f"lost on average: {percent(summary.loss)}")
+        details.append(f"lost: {lost(summary.loss)}")
     return Mark(summary.label, color, tuple(details))
 
 
@@ -158,7 +158,7 @@ def _main_table(found: Sequence[Summary], chosen: str | None, rates: Mapping[str
     signals = [next(iter(s.kl), "") in s.trained_on for s in found]
     shared = {run.at_a_time or 1 for s in found for run in s.runs}
     costs: list[tuple[Column, str, Callable[[float], str], list[float | None]]] = [
-        (Column("lost"), "0", percent, [s.loss for s in found]),
+        (Column("lost"), "0", lost, [s.loss for s in found]),
         (Column("drift", rank=9), "0", percent, [s.relative_drift for s in found]),
         (Column("KL", rank=8), "0", words.nats, [kl_of(s) for s in found]),
         (Column("time", rank=7), "", words.seconds, [s.seconds for s in found]),
@@ -177,8 +177,8 @@ def _main_table(found: Sequence[Summary], chosen: str | None, rates: Mapping[str
     seeds = max(s.seeds for s in found)
     note = (
         f"{f'Medians of {seeds} seeds' if seeds > 1 else 'One seed'}. Tests as change from the "
-        "pretrained model (perplexity in %, shares in points). Lost: mean relative loss over the "
-        f"tests. Time: training and testing{_beside(max(shared))}. "
+        f"pretrained model (perplexity in %, shares in points). {SCALE} "
+        f"Time: training and testing{_beside(max(shared))}. "
         f"* best{', ★ recommended' if chosen else ''}."
     )
     note += _shared(found) + _resolutions(found) + _rates(rates)

@@ -1,56 +1,34 @@
-"""Which recipe of a comparison to take, and which point of a sweep.
+"""What to take: a recipe of a comparison, a point of a sweep, a model of a search. One rule.
 
-A comparison has a frontier, so no single recipe is right for everybody. Three choices are named:
+Of the candidates that learned at least 95 % as much as the best one, take the one that forgot least
+(:func:`choose`).
 
-1. *At the target of standard fine-tuning*: of the recipes that do as well as standard fine-tuning
-   on the target, the one that forgets least. This is the one to take.
-2. *Balanced*: of the recipes with at least 90 % of the best gain on the target, the one that
-   forgets least.
-3. *Best target*.
+- To learn is the gain on the target over the pretrained model, in the metric's own units. Without a
+  gain, a model is no candidate.
+- To forget is the mean loss over the retained tests, on the scale of the verdict: 1 is where a loss
+  stops being little (0.05 nats per token, 5 % of a perplexity, 1 point). A gain is no loss.
+- Without retained tests, the candidate that moved least is taken: its predictions, by KL on inputs
+  that are not the target's and that no recipe was trained on; of a sweep, its weights.
 
-The definitions:
-
-- Medians over seeds count. A recipe is a candidate if its target score is finite and better than
-  the pretrained model's. Without a candidate, keep the pretrained model.
-- A candidate does as well as another one if its target score is within 1 % of the other's (relative
-  to it), or no worse than the other's worst seed with at least 90 % of the other's gain. A lucky
-  seed of its own does not count, and one bad seed of the other does not make everything as good.
-- The gain is the improvement over the pretrained model. A share of the best gain is a margin as in
-  trials of non-inferiority: it is fixed in advance. No loss is weighed against a gain, because
-  they have no common unit.
-- To forget is the mean over the retained tests of the relative loss. A gain counts as no loss. A
-  tie goes to the better target score. So no candidate beats a choice on both.
-- Without retained tests, the recipe whose predictions moved least forgets least, by KL(base‖tuned)
-  on inputs that no recipe was trained on and that are not the target's, where predictions are to
-  change. Without such inputs, only the best target is known.
-- If standard fine-tuning was not run, or did not improve the target, the best recipe takes its
-  place.
-
-A recipe that was chosen on other data (``Results.taken``) is to be taken regardless.
-
-The rule for the points of a sweep is the first choice, with these differences: every point with a
-finite target score is a candidate; it must do as well as the best one, which it also does if the
-95 % interval of its gain over the base reaches the best gain; losses are on the scale of the
-verdict (1 is where a loss stops being little). Without retained tests, take the one of them that is
-nearest to the base. Without a target score there is no recommendation.
-
-With limits (``retain``, ``max_kl``), the candidates are the points within them, and the best on the
-target is taken; without a target score, the one that is farthest from the base. ``retain = 0.99``
-means that no retained score is worse than the base's by more than 1 %, relative to it.
+Recipes are compared by medians over seeds. Limits of a sweep only leave candidates out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from holdfast._torch.checks import positive_share
 from holdfast._torch.finite import is_finite
 from holdfast.report.document import Answer
 from holdfast.report.verdict import NO_TESTS, on_split, verdict
 from holdfast.report.words import (
+    Change,
     change_of,
+    digits,
     kept,
     listed,
     nats,
@@ -65,212 +43,307 @@ if TYPE_CHECKING:
     from holdfast.evaluate.report import Score
     from holdfast.evaluate.sweep import Sweep, SweepPoint
 
-#: Relative distance to a target score at which another one is as good.
-CLOSE = 0.01
-#: Share of the best gain on the target that the balanced choice has at least.
-NEAR = 0.9
+#: Share of the best gain that the model to take has at least.
+LEARN_AT_LEAST = 0.95
+#: Shares for which the report says what would be taken.
+SHARES = (0.9, 0.95, 0.98, 0.99)
+#: What the figure means that is called "lost".
+SCALE = (
+    "Lost: the mean over the tests, where 1 is where a loss stops being little (0.05 nats per "
+    "token, 5 % of a perplexity, 1 point) and 2 where it starts to be much."
+)
 #: The recipe that is plain fine-tuning.
 STANDARD = "standard"
 
-_CLOSEST = "moves the predictions least"
-_BEST = "is the best"
+_NAMES = {STANDARD: "Standard fine-tuning", "the tuned model": "The tuned model"}
 _CONFIRM = "The choice was made on these samples: confirm it on others."
+
+
+class Candidate(NamedTuple):
+    """A model that may be taken.
+
+    Attributes:
+        gain: improvement on the target over the pretrained model.
+        loss: what it forgot; None without retained tests.
+        moved: how far it is from the pretrained model, which decides if nothing has a loss.
+        says: its figures in words.
+    """
+
+    label: str
+    gain: float
+    loss: float | None = None
+    moved: float = math.inf
+    says: str = ""
+
+
+def choose(
+    candidates: Iterable[Candidate], learn_at_least: float = LEARN_AT_LEAST
+) -> Candidate | None:
+    """The candidate to take; None if none has a gain. Of equals, the one that learned most.
+
+    >>> found = [Candidate("standard", 2.00, 6.0), Candidate("holdfast", 1.98, 1.7)]
+    >>> choose(found).label, choose(found, 0.995).label
+    ('holdfast', 'standard')
+    """
+    level = learned(candidates, learn_at_least)
+    tested = any(c.loss is not None for c in level)
+    return min(level, key=lambda c: (_amount(c, tested), -c.gain), default=None)
+
+
+def learned(candidates: Iterable[Candidate], share: float) -> list[Candidate]:
+    """Those that have at least this share of the best gain."""
+    positive_share("learn_at_least", share)
+    gaining = [c for c in candidates if 0 < c.gain < math.inf]
+    best = max((c.gain for c in gaining), default=0.0)
+    return [c for c in gaining if c.gain >= share * best]
+
+
+def _amount(c: Candidate, tested: bool) -> float:
+    """How much a candidate forgot; infinity if that is unknown."""
+    amount = c.loss if tested else c.moved
+    return math.inf if amount is None or math.isnan(amount) else amount
+
+
+def forgotten(changes: Iterable[Change]) -> float | None:
+    """What a model forgot: the mean loss of its retained tests; None without them."""
+    losses = [max(0.0, change.loss) for change in changes]
+    return sum(losses) / len(losses) if losses else None
+
+
+lost = partial(digits, places=2)
 
 
 @dataclass(frozen=True)
 class Recommendation(Answer):
-    """The answer of a comparison: the recipe to take, and three choices of the frontier.
+    """What to take, and why.
 
     Attributes:
-        label: the recipe to take; None for the pretrained model.
-        at_standard: the recipe that forgets least at the target of standard fine-tuning.
-        balanced: the recipe that forgets least with at least 90 % of the best gain on the target.
-        best: the recipe with the best target.
+        label: the recipe, or the point of a sweep; None without a recommendation.
+        best: the one that learned most.
+        at: what would be taken if it had to learn at least another share as much as the best.
+        settings: of a sweep, the settings to take; None without a recommendation.
     """
 
     label: str | None = None
-    at_standard: str | None = None
-    balanced: str | None = None
     best: str | None = None
+    at: dict[float, str] = field(default_factory=dict)
+    settings: dict[str, float] | None = None
+
+    @property
+    def elsewhere(self) -> list[str]:
+        """The sentence about other shares, if there was a choice."""
+        shares: dict[str, list[str]] = {}
+        for share, label in self.at.items():
+            name = "the same" if label == self.label else plain(label)
+            shares.setdefault(name, []).append(f"{100 * share:g}")
+        if [*shares] == ["the same"]:
+            return [f"The choice is the same at {listed(shares['the same'])} %."]
+        said = "; ".join(f"{listed(some)} %: {name}" for name, some in shares.items())
+        return [f"At least {said}."] if said else []
 
 
-@dataclass(frozen=True)
-class SweepRecommendation(Answer):
-    """The answer of a sweep."""
-
-    settings: dict[str, float] | None = None  # those to take; None without a recommendation
-
-
-class Choice(NamedTuple):
-    """A recipe or a point of a sweep. Less is better of all numbers."""
-
-    label: str
-    says: str  # its figures in words
-    target: float  # the score; NaN without one
-    reach: float  # the score that its data allow: the better end of an interval
-    bar: float  # the score that does as well: of a recipe, its worst seed within limits
-    loss: float | None  # None without retained tests
-    moved: float  # the KL, or the distance from the base: decides without retained tests
-    is_capped: bool = False  # whether the share of the gain limits the bar, not the worst seed
-
-    def does_as_well_as(self, other: Choice) -> bool:
-        return other.is_close(self.target) or self.reach <= other.bar
-
-    def is_close(self, score: float) -> bool:
-        return score - self.target <= CLOSE * abs(self.target)
-
-    def margin(self, whose: str) -> str:
-        """The margin of a recipe that does as well, in words."""
-        within = f"within {100 * CLOSE:g} %"
-        if self.is_close(self.bar):
-            return within
-        if self.is_capped:
-            return f"{within}, or with at least {100 * NEAR:g} % of the gain of {whose}"
-        return f"{within}, or no worse than the worst seed of {whose}"
-
-
-def recommend(results: Results) -> Recommendation:
+def recommend(
+    results: Results,
+    learn_at_least: float | None = None,
+    nouns: tuple[str, str] = ("recipe", "recipes"),
+) -> Recommendation:
+    """The recipe of a comparison to take; ``nouns`` say what was compared."""
+    share = results.learn_at_least if learn_at_least is None else learn_at_least
     summaries = results.summaries()
     total = len(results.failed) + len(results.runs)
-    failed = [f"{len(results.failed)} of {total} runs failed."] if results.failed else []
+    notes = [f"{len(results.failed)} of {total} runs failed."] if results.failed else []
     if not summaries:
-        return Recommendation("No run has finished.", tuple(failed))
-    start = summaries[0].target
-    target = plain(start.name)
+        return Recommendation("No run has finished.", tuple(notes))
+    start, several = summaries[0].target, len(summaries) > 1
     signals = {start.name, *(name for s in summaries for name in s.trained_on)}
     found = {s.label: _recipe(s, signals) for s in summaries}
-    gains = {s.label: s.target.gain for s in summaries}
-    better = [c for c in found.values() if gains[c.label] > 0 and is_finite(c.target)]
-    if not better:
-        headline = f"Keep the pretrained model: no recipe made it better on {target}."
-        return Recommendation(headline, tuple(failed))
-    best = min(better, key=lambda c: (c.target, c.loss or 0.0))
-    run = standard_of(summaries)
-    standard = found[run.label] if run else None
-    bar = standard if standard in better else None
-    level = [c for c in better if c.does_as_well_as(bar or best)]
-    near = [c for c in better if gains[c.label] >= NEAR * gains[best.label]]
-    choices = _gentlest(level), _gentlest(near), best
-    taken, several = found.get(results.taken or ""), len(found) > 1
-    chosen = taken or choices[0]
-    if taken:
-        other = "standard fine-tuning" if bar else "the best"
-        reason = f"on the data for choosing, it did as well as {other} and forgot least"
-    elif several:
-        if bar:
-            others = {s.recipe for s in summaries if found[s.label] in level} - {STANDARD}
-            reason = _beside_standard(level, len(others), target, bar.margin("standard"))
-        else:
-            among = f"recipes close to the best ({best.margin('the best')})"
-            reason = _reason(level, "recipe", among, target)
-    else:
-        reason = f"it is the only recipe, and better than the pretrained model on {target}"
-    roles = _roles(*choices, bar is not None) if several else {}
-    sentences = [
-        f"{plain(c.label)}{' ' * (c in roles)}{listed(roles.get(c, []))}: {c.says}"
-        for c in dict.fromkeys((chosen, *choices))
-    ]
-    if standard and standard not in (chosen, *choices):
-        sentences.append(f"Standard fine-tuning: {standard.says}")
-    sentences.append(f"The pretrained model: {reached(start.name, start.metric, start.before)}.")
-    if several and not (bar or taken):
-        sentences.append(without_standard(ran=any(s.recipe == STANDARD for s in summaries)))
-    sentences += failed
+    among, taken = [*found.values()], found.get(results.taken or "")
+    chosen, best = taken or choose(among, share), choose(among, 1.0)
+    if chosen is None or best is None:
+        headline = f"Keep the pretrained model: no recipe made it better on {plain(start.name)}."
+        return Recommendation(headline, tuple(notes))
     if not any(s.retained for s in summaries):
-        sentences.append(NO_TESTS)
+        notes.append(NO_TESTS)
     if several and all(s.seeds == 1 for s in summaries):
-        sentences.append("Only one seed was run: small differences may be chance.")
+        notes.append("Only one seed was run: small differences may be chance.")
     if several and not taken:
-        sentences.append(_CONFIRM)
-    headline, labels = f"Take {plain(chosen.label)}: {reason}.", [c.label for c in choices]
-    return Recommendation(headline, tuple(sentences), chosen.label, *labels)
+        notes.append(_CONFIRM)
+    reason = "a search chose it on other samples"
+    if not taken:
+        reason = _reason(chosen, among, share, *nouns, "moved the predictions least")
+    standard = standard_of(summaries)
+    others = best, found[standard.label] if standard else None
+    figures = _figures(chosen, others, best if several else None)
+    figures.append(f"The pretrained model: {reached(start.name, start.metric, start.before)}.")
+    return _taken(
+        f"Take {plain(chosen.label)}: {reason}.", chosen, [] if taken else among, share, figures,
+        notes, best=best.label, next=results.command(chosen.label) if chosen.gain > 0 else "",
+    )  # fmt: skip
 
 
-def recommend_point(sweep: Sweep) -> SweepRecommendation:
+def recommend_point(sweep: Sweep, learn_at_least: float | None = None) -> Recommendation:
+    """The point of a sweep to take: the base only if nothing else learned anything."""
+    share = sweep.learn_at_least if learn_at_least is None else learn_at_least
     scores = [*_scores(sweep, "target")]
-    tests = [(s.name, s.metric) for _, s in scores]
+    tests = [(score.name, score.metric) for _, score in scores]
     targets = {i: s for (i, s), test in zip(scores, tests, strict=True) if test == tests[0]}
+    test = plain(tests[0][0]) if tests else ""
     found = [_point(point, i, targets.get(i)) for i, point in enumerate(sweep.points)]
-    advice = [NO_TESTS] if all(c.loss is None for c in found) else []
-    if sweep.retain is not None or sweep.max_kl is not None:
-        return _within_limits(sweep, found, targets, advice)
+    rows = [*zip(found, (point.kind for point in sweep.points), strict=True)]
+    tuned = next((c for c, kind in rows if kind == "tuned" and c.says), None)
+    base = [f"The base: {c.says}" for c, kind in rows if kind == "base" and c.says][:1]
+    ends = [f"The tuned model: {tuned.says}", *base] if tuned else base
+    notes = [NO_TESTS] if all(c.loss is None for c in found) else []
+    one, many = _nouns(sweep)
+    limits, within = _within_limits(sweep)
+    among = [rows[i][0] for i in within if rows[i][1] != "base"]
+    chosen, best = choose(among, share), choose(among, 1.0)
     split = on_split([n for n in sweep.points[-1].report.split if tests and n == tests[0][0]])
-    # From the last: of two equally good ones, it is taken.
-    finite = [c for c in reversed(found) if is_finite(c.target) and not split]
-    if not finite:
-        reason = "its target score is not a finite number" if scores else "no target was tested"
-        if split:
-            reason, advice = f"{plain(tests[0][0])} was read in pieces", [*split, *advice]
-        said = _said(sweep, found, None)
-        return SweepRecommendation(f"No {_what(sweep)} is recommended: {reason}.", (*said, *advice))
-    best = min(finite, key=lambda c: c.target)
-    level = [c for c in finite if c.does_as_well_as(best)]
-    chosen = found.index(_gentlest(level))
-    what, test = _what(sweep), plain(scores[0][1].name)
-    among = f"{_what(sweep, several=True)} close to the best"
-    reason = _reason(level, what, among, test, "stays closest to the base")
-    if len(found) == 1:
-        reason = f"it is the only {what} that was measured"
-    elif len(finite) == 1:
-        reason = f"no other {what} has a finite score on {test}"
-    return SweepRecommendation(
-        f"{_take(sweep.points[chosen])}: {reason}.",
-        (*_said(sweep, found, chosen), *advice, _CONFIRM),
-        sweep.points[chosen].settings,
-    )
-
-
-def _within_limits(
-    sweep: Sweep, found: Sequence[Choice], targets: Mapping[int, Score], advice: Sequence[str]
-) -> SweepRecommendation:
-    limits, shares, kls = [], _shares(sweep), _context_free(sweep)
-    if sweep.retain is not None and shares:
-        limits.append(f"keeps {100 * sweep.retain:g} % of every retained score")
-    if sweep.max_kl is not None and kls:
-        limits.append(f"has a context-free divergence of at most {sweep.max_kl:g} nats per token")
-    if not limits:
-        return SweepRecommendation(
-            f"No {_what(sweep)} is recommended: neither a retained score nor a context-free "
-            "divergence was measured."
-        )
-    within = [
-        i
-        for i in range(len(found))
-        if (sweep.retain is None or not shares or shares[i][0] >= sweep.retain)
-        and (sweep.max_kl is None or not kls or kls[i] <= sweep.max_kl)
-    ]
-    said, what = " and ".join(limits), _what(sweep)
+    if limits == "":
+        why = "neither a retained score nor a context-free divergence was measured"
+        return Recommendation(f"No {one} is recommended: {why}.")
     if not within:
-        nearest = []
-        if shares and sweep.retain is not None:
-            i = max(range(len(found)), key=lambda i: shares[i][0])
-            share, test = shares[i]
-            name = _name(sweep.points[i])
-            nearest = [f"The nearest is {name}: it keeps {100 * share:.4g} % on {plain(test)}."]
-        headline = f"No {what} {said}: keep the base, or try smaller changes of the weights."
-        return SweepRecommendation(headline, (*nearest, *advice))
-    finite = [i for i in within if is_finite(found[i].target)]
-    of = f"of the {len(within)} (of {len(found)}) within the limit"
-    if finite:
-        chosen = min(finite, key=lambda i: (found[i].target, found[i].moved))
-        reason = f"{of}, it is the best on {plain(targets[chosen].name)}"
-    elif targets:
-        return SweepRecommendation(
-            f"No {what} is recommended: no target score within the limit is a finite number."
-        )
+        headline = f"No {one} {limits}: keep the base, or try smaller changes of the weights."
+        return Recommendation(headline, (*_nearest(sweep), *notes))
+    if limits and not targets:
+        chosen, among = max((found[i] for i in within), key=lambda c: c.moved), []
+        these = f"the {len(within)} (of {len(found)}) within the limit"
+        reason = f"of {these}, it is farthest from the base (no target was tested)"
+    elif split or not any(is_finite(found[i].gain) for i in within):
+        why = "its target score is not a finite number" if targets else "no target was tested"
+        why = f"{test} was read in pieces" if split else why
+        return Recommendation(f"No {one} is recommended: {why}.", (*ends, *split, *notes))
+    elif chosen is None:
+        headline = f"Keep the base: no {one} made it better on {test}."
+        settings = next((p.settings for p in sweep.points if p.kind == "base"), None)
+        return Recommendation(headline, (*ends, *notes), settings=settings)
     else:
-        chosen = max(within, key=lambda i: found[i].moved)
-        reason = f"{of}, it is farthest from the base (no target was tested)"
-    return SweepRecommendation(
-        f"{_take(sweep.points[chosen])}: it {said}, and {reason}.",
-        (*_said(sweep, found, chosen), *advice, _CONFIRM),
-        sweep.points[chosen].settings,
-    )
+        nouns = [noun + " within the limit" * bool(limits) for noun in (one, many)]
+        reason = _reason(chosen, among, share, *nouns, "stayed closest to the base")
+    point = sweep.points[found.index(chosen)]
+    start = "Take" if point.kind == "merged" else "Keep"
+    limited = f"it {limits}, and " if limits else ""
+    figures = _figures(chosen, (best, tuned), best if len(among) > 1 else None)
+    return _taken(
+        f"{start} {chosen.label}: {limited}{reason}.", chosen, among, share, [*figures, *base],
+        [*notes, _CONFIRM], best=best.label if best else None, settings=point.settings,
+        next=sweep.command(point),
+    )  # fmt: skip
+
+
+def standard_of(found: Sequence[Summary]) -> Summary | None:
+    """Plain fine-tuning, with the values that are best on the target, if it was run."""
+    plain_ones = [s for s in found if s.recipe == STANDARD and is_finite(s.target.after)]
+    return max(plain_ones, key=lambda s: s.target.gain, default=None)
+
+
+def kl_of(summary: Summary, ignored: Collection[str] = ()) -> float | None:
+    """How far its predictions moved: on the base's own texts if known, else on other inputs."""
+    return next((kl for name, kl in summary.kl.items() if name not in ignored), None)
+
+
+def _recipe(summary: Summary, signals: Collection[str]) -> Candidate:
+    target, kl = summary.target, kl_of(summary, signals)
+    says = [f"{reached(target.name, target.metric, target.after)}.", *kept(summary.retained)]
+    if not summary.retained and kl is not None:
+        says.append(f"Its predictions moved by {nats(kl)} nats.")
+    loss, moved = summary.loss if summary.retained else None, math.inf if kl is None else kl
+    return Candidate(summary.label, target.gain, loss, moved, " ".join(says))
+
+
+def _point(point: SweepPoint, number: int, target: Score | None) -> Candidate:
+    says, gain, report = [], math.nan, point.report
+    if target:
+        says.append(f"{reached(target.name, target.metric, target.after.value)}.")
+        gain = -target.change.value if target.lower_is_better else target.change.value
+    loss = forgotten(change_of(score) for score in report.scores if score.role == "retained")
+    if loss is not None and point.kind != "base":
+        says.append(verdict(report).headline)
+    drift, moved = report.drift, float(number)
+    if drift is not None or report.divergences:
+        moved = drift.total.relative if drift is not None else report.divergences[0].kl.value
+    return Candidate(_name(point), gain, loss, moved, " ".join(says))
+
+
+def _taken(
+    headline: str,
+    chosen: Candidate,
+    among: Sequence[Candidate],
+    share: float,
+    figures: Sequence[str],
+    notes: Sequence[str],
+    **more: Any,
+) -> Recommendation:
+    others = SHARES if len(among) > 1 else ()
+    at = {s: c.label for s in others if s != share and (c := choose(among, s))}
+    shown = Recommendation(headline, label=chosen.label, at=at, **more)
+    return replace(shown, sentences=(*figures, *shown.elsewhere, *notes))
+
+
+def _reason(
+    chosen: Candidate, among: Sequence[Candidate], share: float, one: str, many: str, closest: str
+) -> str:
+    """Why a candidate is taken; ``closest`` says what counts without retained tests."""
+    level, best = learned(among, share), choose(among, 1.0)
+    if len(among) == 1:
+        return f"it is the only {one}, and better than the pretrained model"
+    if len(level) == 1 or best is None:
+        return f"no other {one} learned at least {100 * share:g} % as much"
+    tested = any(c.loss is not None for c in level)
+    amounts = [_amount(c, tested) for c in level]
+    why = "learned most"
+    if amounts.count(least := min(amounts)) > 1 and least < math.inf:
+        why = f"{why} of those that {'forgot least' if tested else closest}"
+    elif least < math.inf:
+        why = ("forgot least" if tested else closest) + " and learned most" * (chosen == best)
+    whose = "" if chosen == best else f" ({plain(best.label)})"
+    enough = f"{many} that learned at least {100 * share:g} % as much as the best{whose}"
+    return f"of the {len(level)} {enough}, it {why}"
+
+
+def _figures(
+    chosen: Candidate, others: Sequence[Candidate | None], best: Candidate | None
+) -> list[str]:
+    """The figures of each; with a best one, its share of the gain, and if it forgot more."""
+    lines = []
+    for c in filter(None, dict.fromkeys((chosen, *others))):
+        said = ""
+        if best is not None:
+            share = f"learned {digits(100 * c.gain / best.gain, 1)} % as much as the best"
+            said = " learned most" if c == best else f" {share}"
+            said = said if c.gain > 0 else " did not improve the target"
+            if c != chosen and c.loss is not None and chosen.loss is not None:
+                than = (c.loss > chosen.loss) - (c.loss < chosen.loss)
+                said += f" and forgot {('as much', 'more', 'less')[than]}"
+        lines.append(f"{_NAMES.get(c.label, plain(c.label))}{said}: {c.says}")
+    return lines
 
 
 def _scores(sweep: Sweep, role: str) -> Iterator[tuple[int, Score]]:
     for i, point in enumerate(sweep.points):
         yield from ((i, score) for score in point.report.scores if score.role == role)
+
+
+def _within_limits(sweep: Sweep) -> tuple[str | None, list[int]]:
+    """The limits in words, empty if they were not measured, None without any; the points within."""
+    limits, within = [], [*range(len(sweep.points))]
+    if sweep.retain is not None and (shares := _shares(sweep)):
+        limits.append(f"keeps {100 * sweep.retain:g} % of every retained score")
+        within = [i for i in within if shares[i][0] >= sweep.retain]
+    if sweep.max_kl is not None and (kls := _context_free(sweep)):
+        limits.append(f"has a context-free divergence of at most {sweep.max_kl:g} nats per token")
+        within = [i for i in within if kls[i] <= sweep.max_kl]
+    unlimited = sweep.retain is None and sweep.max_kl is None
+    return None if unlimited else " and ".join(limits), within
+
+
+def _nearest(sweep: Sweep) -> list[str]:
+    """The point that keeps most, if none is within the limits."""
+    if sweep.retain is None or not (shares := _shares(sweep)):
+        return []
+    i = max(range(len(shares)), key=lambda i: shares[i][0])
+    (share, test), name = shares[i], _name(sweep.points[i])
+    return [f"The nearest is {name}: it keeps {100 * share:.4g} % on {plain(test)}."]
 
 
 def _shares(sweep: Sweep) -> list[tuple[float, str]]:
@@ -294,133 +367,12 @@ def _context_free(sweep: Sweep) -> list[float]:
     return found if any(map(is_finite, found)) else []
 
 
-def _what(sweep: Sweep, several: bool = False) -> str:
-    """What the points of a sweep differ in: its setting, or its settings."""
-    names = list(sweep.points[0].settings)
-    if len(names) > 1:
-        return "points" if several else "point"
-    return f"values of {symbol(names[0])}" if several else symbol(names[0])
+def _nouns(sweep: Sweep) -> tuple[str, str]:
+    """What the points of a sweep differ in, its setting or its settings: one and several."""
+    names = [symbol(name) for name in sweep.points[0].settings]
+    return ("point", "points") if len(names) > 1 else (names[0], f"values of {names[0]}")
 
 
 def _name(point: SweepPoint) -> str:
     ends = {"base": "the base", "tuned": "the tuned model"}
     return ends.get(point.kind, settings_text(point.settings))
-
-
-def _take(point: SweepPoint) -> str:
-    name = _name(point)
-    return f"Take {name}" if point.kind == "merged" else f"Keep {name}"
-
-
-def _said(sweep: Sweep, found: Sequence[Choice], chosen: int | None) -> list[str]:
-    """Sentences about the ends and the chosen point."""
-    shown = [i for i, p in enumerate(sweep.points) if i == chosen or p.kind != "merged"]
-    return [f"{found[i].label}: {found[i].says}" for i in shown if found[i].says]
-
-
-def standard_of(found: Sequence[Summary]) -> Summary | None:
-    """Plain fine-tuning, with the values that are best on the target, if it was run."""
-    plain_ones = [s for s in found if s.recipe == STANDARD and is_finite(s.target.after)]
-    return max(plain_ones, key=lambda s: s.target.gain, default=None)
-
-
-def kl_of(summary: Summary, ignored: Collection[str] = ()) -> float | None:
-    """How far its predictions moved: on the base's own texts if known, else on other inputs."""
-    return next((kl for name, kl in summary.kl.items() if name not in ignored), None)
-
-
-def _recipe(summary: Summary, signals: Collection[str]) -> Choice:
-    target, kl = summary.target, kl_of(summary, signals)
-    sign = 1 if target.lower_is_better else -1
-    seeds = [sign * run.target.after for run in summary.runs if is_finite(run.target.after)]
-    score = reached(target.name, target.metric, target.after)
-    says = [f"{score}.", *kept(summary.retained)]
-    if not summary.retained and kl is not None:
-        says.append(f"Its predictions moved by {nats(kl)} nats.")
-    worst = max(seeds, default=math.nan)
-    cap = sign * target.after + (1 - NEAR) * target.gain
-    return Choice(
-        summary.label,
-        " ".join(says),
-        target=sign * target.after,
-        reach=sign * target.after,
-        bar=min(worst, cap),
-        loss=summary.loss if summary.retained else None,
-        moved=math.inf if kl is None else kl,
-        is_capped=cap < worst,
-    )
-
-
-def _point(point: SweepPoint, number: int, target: Score | None) -> Choice:
-    value = reach = bar = math.nan
-    says = []
-    if target:
-        after = target.after.value
-        says.append(f"{reached(target.name, target.metric, after)}.")
-        sign, change = 1 if target.lower_is_better else -1, change_of(target)
-        value, bar = sign * after, sign * change.value
-        end = change.low if target.lower_is_better else change.high  # only the better end counts
-        reach = bar if end is None else sign * end
-    # Losses are on the scale of the verdict.
-    retained = [score for score in point.report.scores if score.role == "retained"]
-    losses = [max(0.0, change_of(score).loss) for score in retained]
-    if losses and point.kind != "base":
-        says.append(verdict(point.report).headline)
-    loss = sum(losses) / len(losses) if losses else None
-    drift, divergences = point.report.drift, point.report.divergences
-    moved = float(number)
-    if drift is not None or divergences:
-        moved = drift.total.relative if drift is not None else divergences[0].kl.value
-    name = _name(point)
-    label = name if point.kind == "merged" else name.capitalize()
-    return Choice(label, " ".join(says), value, reach, bar, loss, moved)
-
-
-def _gentlest(among: Sequence[Choice]) -> Choice:
-    if any(c.loss is not None for c in among):
-        return min(among, key=lambda c: (c.loss or 0.0, c.target))
-    return min(among, key=lambda c: (c.moved, c.target))
-
-
-def _roles(
-    at_standard: Choice, balanced: Choice, best: Choice, has_standard: bool
-) -> dict[Choice, list[str]]:
-    """What is said of each choice; one recipe may be several choices."""
-    roles: dict[Choice, list[str]] = {}
-    if (why := _why((at_standard, balanced))) != _BEST:
-        where = "at the target of standard fine-tuning" if has_standard else "close to the best"
-        roles.setdefault(at_standard, []).append(f"{why} {where}")
-        share = f"{100 * NEAR:g} % of the best gain"
-        roles.setdefault(balanced, []).append(f"is balanced ({why} with {share})")
-    roles.setdefault(best, []).append("has the best target")
-    return roles
-
-
-def without_standard(*, ran: bool) -> str:
-    """Say that the best recipe takes the place of standard fine-tuning."""
-    why = "did not improve the target" if ran else "has no result"
-    return f"Standard fine-tuning {why}: recipes are compared with the best."
-
-
-def _reason(
-    level: Sequence[Choice], one: str, among: str, test: str, closest: str = _CLOSEST
-) -> str:
-    if len(level) == 1:
-        return f"no other {one} comes close on {test}"
-    return f"of the {len(level)} {among} on {test}, it {_why(level, closest)}"
-
-
-def _beside_standard(level: Sequence[Choice], others: int, test: str, margin: str) -> str:
-    """The reason for one of the recipes that do as well as standard fine-tuning, and itself."""
-    as_well = f"as well on {test} ({margin})"
-    if not others:
-        point = f", and of its settings it {_why(level)}" if len(level) > 1 else ""
-        return f"no other recipe does {as_well}{point}"
-    those = f"{others} recipes that do" if others > 1 else "one recipe that does"
-    return f"of standard fine-tuning and the {those} {as_well}, it {_why(level)}"
-
-
-def _why(among: Sequence[Choice], closest: str = _CLOSEST) -> str:
-    if any(c.loss is not None for c in among):
-        return "forgets least"
-    return closest if any(is_finite(c.moved) for c in among) else _BEST

@@ -6,8 +6,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from holdfast.report.document import Column, Section, Table
-from holdfast.report.recommend import without_standard
-from holdfast.report.words import NONE, cut, listed, percent, plain, score_text, seconds
+from holdfast.report.recommend import lost
+from holdfast.report.words import NONE, cut, listed, plain, score_text, seconds
 
 if TYPE_CHECKING:
     from holdfast.comparison.tuning import Candidate, Tried, Tuned
@@ -33,17 +33,11 @@ def sentences(found: Tuned) -> list[str]:
         "on the frontier.",
     ]
     if len(found.recipes) > 1:
-        said = [_winner(found), *_without_standard(found), *said, *_stopped(found)]
+        said += _stopped(found)
     if found.taken.rung < 1:
-        said.insert(0, f"No training was completed: the models compared made {share(found.taken)}.")
-    if not found.taken.chosen.target.gain > 0:
-        said.insert(0, "No model is better on the target than the pretrained one: keep that.")
+        made = f"{_fraction(found.taken.rung)} of the updates"
+        said.insert(0, f"No training was completed: the models compared made {made}.")
     return [*said, *_beside_defaults(found)]
-
-
-def share(candidate: Candidate) -> str:
-    """How long a model was trained, in words."""
-    return "all updates" if candidate.rung == 1 else f"{_fraction(candidate.rung)} of the updates"
 
 
 def by_recipe(found: Tuned) -> tuple[Section, Section]:
@@ -68,10 +62,9 @@ def by_recipe(found: Tuned) -> tuple[Section, Section]:
             Column("settings", rank=3): _settings,
         },
         note="Of each recipe, the model to take of its own that were trained longest: its score on "
-        "the target, what it lost on average on the retained tests, and the share of the updates "
-        "at which it was measured. Models that were trained for different shares cannot be "
-        "compared; those that were stopped early took at most a few samples of each test. "
-        "★ recommended.",
+        "the target, what it lost on the retained tests, and the share of the updates at which it "
+        "was measured. Models that were trained for different shares cannot be compared; those "
+        "that were stopped early took at most a few samples of each test. ★ recommended.",
         tones=tuple("good" if one.recipe == winner else "" for one in rows),
         opened=True,
     )
@@ -82,29 +75,6 @@ def by_recipe(found: Tuned) -> tuple[Section, Section]:
         if one.error
     ]
     return Section("Recipe by recipe", tables=(table,)), Section("Left out", notes=tuple(notes))
-
-
-def _winner(found: Tuned) -> str:
-    taken = found.taken
-    mine = taken.reported
-    metric = mine.target.metric
-    lost = f" and lost {percent(mine.loss)}" if mine.retained else ""
-    score = f"{score_text(metric, mine.target.after)} {plain(metric)} on {plain(mine.target.name)}"
-    said = f"{plain(taken.recipe)} won: it has {score}{lost}"
-    if found.second is None:
-        return f"{said}. No other recipe was trained as long."
-    theirs = found.second.reported
-    less = f" and lost {percent(theirs.loss)}" if theirs.retained else ""
-    return (
-        f"{said}. The next best recipe, {plain(found.second.recipe)}, has "
-        f"{score_text(metric, theirs.target.after)}{less}."
-    )
-
-
-def _without_standard(found: Tuned) -> list[str]:
-    ran = found.standard is not None
-    improved = found.standard is not None and found.standard.chosen.target.gain > 0
-    return [] if improved else [without_standard(ran=ran)]
 
 
 def _stopped(found: Tuned) -> list[str]:
@@ -128,7 +98,7 @@ def _beside_defaults(found: Tuned) -> list[str]:
         return []
     mine, theirs = found.taken.reported, found.default.reported
     metric = mine.target.metric
-    lost = f", and lost {percent(mine.loss)} ({percent(theirs.loss)})" if mine.retained else ""
+    less = f", and lost {lost(mine.loss)} ({lost(theirs.loss)})" if mine.retained else ""
     beats = "beats" if found.taken.beats(found.default, "reported") else "does not beat"
     better = f"{_better_than(found, found.default)} beat the defaults"
     if found.unmerged:
@@ -138,7 +108,7 @@ def _beside_defaults(found: Tuned) -> list[str]:
     return [
         "On the half of the tests that was not used for the choice, the recipe found has "
         f"{score_text(metric, mine.target.after)} {plain(metric)} ({of}: "
-        f"{score_text(metric, theirs.target.after)}){lost}: it {beats} the defaults in both.",
+        f"{score_text(metric, theirs.target.after)}){less}: it {beats} the defaults in both.",
         f"Of {len(found.frontier)} models on the frontier, {better}.",
     ]
 
@@ -163,7 +133,7 @@ def _target(one: Tried) -> str:
 
 
 def _lost(one: Tried) -> str:
-    return percent(one.best.reported.loss) if one.best else NONE
+    return lost(one.best.reported.loss) if one.best else NONE
 
 
 def _settings(one: Tried) -> str:
