@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 from holdfast._torch.checks import hint_at_setting, meant_by
 from holdfast._torch.imports import require
 from holdfast.io.untrusted import parse_yaml
-from holdfast.report.recommend import LEARN_AT_LEAST
+from holdfast.report import LEARN_AT_LEAST
 
 T = TypeVar("T")
 Names = Collection[str]

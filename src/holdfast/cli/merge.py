@@ -43,8 +43,8 @@ from holdfast.io.merge import merge_on_disk
 from holdfast.io.outputs import claim, output_name
 from holdfast.io.storage import Place
 from holdfast.registry import methods
+from holdfast.report import LEARN_AT_LEAST
 from holdfast.report.printing import tell, tell_line
-from holdfast.report.recommend import LEARN_AT_LEAST
 from holdfast.report.verdict import MERGED_ROWS, on_tokens
 from holdfast.report.words import settings_text
 from holdfast.stages import Merging

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast._torch.checks import positive_share
 from holdfast._torch.finite import is_finite
+from holdfast.report import LEARN_AT_LEAST as LEARN_AT_LEAST
 from holdfast.report.document import Answer
 from holdfast.report.verdict import NO_TESTS, on_split, verdict
 from holdfast.report.words import (
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from holdfast.evaluate.report import Score
     from holdfast.evaluate.sweep import Sweep, SweepPoint
 
-#: Share of the best gain that the model to take has at least.
-LEARN_AT_LEAST = 0.95
 #: Shares for which the report says what would be taken.
 SHARES = (0.9, 0.95, 0.98, 0.99)
 #: What the figure means that is called "lost".
@@ -218,8 +217,8 @@ def recommend_point(sweep: Sweep, learn_at_least: float | None = None) -> Recomm
         settings = next((p.settings for p in sweep.points if p.kind == "base"), None)
         return Recommendation(headline, (*ends, *notes), settings=settings)
     else:
-        nouns = [noun + " within the limit" * bool(limits) for noun in (one, many)]
-        reason = _reason(chosen, among, share, *nouns, "stayed closest to the base")
+        limit, how = " within the limit" * bool(limits), "stayed closest to the base"
+        reason = _reason(chosen, among, share, one + limit, many + limit, how)
     point = sweep.points[found.index(chosen)]
     start = "Take" if point.kind == "merged" else "Keep"
     limited = f"it {limits}, and " if limits else ""
