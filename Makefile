@@ -7,7 +7,7 @@ PARALLEL := --numprocesses auto --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo digits docs test lint soak clean
+.PHONY: help demo digits explorer docs test lint soak clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 8
@@ -17,6 +17,9 @@ demo: .venv/cli  ## compare six recipes on a small language model; the report is
 
 digits: .venv/demo  ## fine-tune with AdamW and with RecAdam, see what each forgets
 	$(BIN)/python examples/digits.py
+
+explorer: .venv/cli  ## all results on one page, docs/explorer/index.html
+	$(BIN)/python benchmarks/explorer.py
 
 docs: .venv/docs  ## serve the documentation on http://127.0.0.1:8000
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
