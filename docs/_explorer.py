@@ -1,4 +1,4 @@
-"""A hook, named in ``mkdocs.yml``: build the explorer before the site, if results have changed.
+"""A hook, named in ``mkdocs.yml``: build the explorer before the site, if results have changed."""
 
 from __future__ import annotations
 
