@@ -1,4 +1,25 @@
-"""Fine-tune a pretrained model without making it forget, when all you have is its weights."""
+"""Fine-tune a pretrained model without making it forget, when all you have is its weights.
+
+    model = holdfast.finetune_loop(model, "holdfast", data, tokenizer=tokenizer)
+    print(holdfast.measure("base", model, target="dev.jsonl", text="wiki.txt").verdict())
+
+Fine-tune   finetune_loop, a training loop; train_loop for a Run of your own; LoopSettings
+Compose     Recipe("recadam+flow") joins presets, Recipe(recall=SelfReplay(), merging=WiseFT())
+            methods: one class each, which `holdfast methods` and registry list by stage
+Measure     measure and measure_many return a ForgettingReport; Watch measures during training;
+            Loader says how models are loaded
+Compare     compare runs a Plan (Training, Measuring) and returns Results; tune searches the best
+            recipe and its settings as a Tuning says, and returns Tuned
+Trainers    HoldfastTrainer and WithRecipe (transformers), HoldfastSFTTrainer (TRL), RecipeCallback
+            (Lightning), AccelerateLoop; all others are in holdfast.hosts; Tracking
+Data        preview shows what a model would learn (Preview); score weighs samples (Scores);
+            pad_collate, with_weights
+Parts       the optimizers in optim; per_sample_loss, weighted_loss, count_targets, global_targets;
+            Reference and Distance; linear_probe, random_init, PretrainedHead, adapters_off, anneal
+
+help(holdfast.NAME) explains a name, `holdfast --help` lists the commands. As the name of a model,
+of data or of texts, "builtin" stands for small ones that come with holdfast.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -76,6 +97,24 @@ if TYPE_CHECKING:
     from holdfast.scoring.scorer import score
     from holdfast.scoring.scores import Scores
 
+    __all__ = [
+        "DARE", "DFT", "EAFT", "EWC", "FAPM", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "OSFT", "SFA",
+        "SLERP", "SPD", "STM", "TALR", "TIES", "TMKL", "AdamWUpdate", "Adapter", "Auto", "Distance",
+        "Distill", "Features", "Finch", "FinchUpdate", "Flow", "ForgettingReport", "Full",
+        "GradualUnfreezing", "Keep", "LiNeS", "LinearProbe", "LoRA", "Loader", "LoopSettings",
+        "Measuring", "Mixout", "MoFO", "MoFOUpdate", "ModelStock", "NoRecall", "Plan", "Pretrained",
+        "PretrainedHead", "Preview", "RandomInit", "RecAdam", "RecAdamUpdate", "Recipe",
+        "Reference", "Rehearsal", "Results", "Run", "SGDUpdate", "SPDUpdate", "Scores",
+        "SelfReplay", "Tracking", "Training", "Tuned", "Tuning", "Uniform", "Watch", "WiseFT",
+        "adapters_off", "anneal", "compare", "count_targets", "finetune_loop", "global_targets",
+        "linear_probe", "measure", "measure_many", "optim", "pad_collate", "per_sample_loss",
+        "preview", "random_init", "registry", "score", "train_loop", "tune", "weighted_loss",
+        "with_weights",
+    ]  # fmt: skip
+else:
+    #: What `help` explains and a star imports; type checkers see all names.
+    __all__ = ["compare", "finetune_loop", "measure", "tune"]
+
 #: The public names of each module, which is imported on first use: `import holdfast` takes no time.
 _PUBLIC = {
     "holdfast._torch.adapters": "adapters_off",
@@ -146,7 +185,7 @@ _PUBLIC = {
     "holdfast.scoring.scores": "Scores",
 }
 _LAZY = {name: module for module, names in _PUBLIC.items() for name in names.split()}
-#: Hosts need a framework, so they are neither part of ``__all__`` nor imported by ``help``.
+#: Hosts need a framework, so they are not imported by ``dir`` and ``help``.
 _HOSTS = {
     "AccelerateLoop": "holdfast.hosts.accelerate",
     "HoldfastSFTTrainer": "holdfast.hosts.trl",
@@ -165,19 +204,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
-
-
-__all__ = [
-    "DARE", "DFT", "EAFT", "EWC", "FAPM", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "OSFT", "SFA",
-    "SLERP", "SPD", "STM", "TALR", "TIES", "TMKL", "AdamWUpdate", "Adapter", "Auto", "Distance",
-    "Distill", "Features", "Finch", "FinchUpdate", "Flow", "ForgettingReport", "Full",
-    "GradualUnfreezing", "Keep", "LiNeS", "LinearProbe", "LoRA", "Loader", "LoopSettings",
-    "Measuring", "Mixout", "MoFO", "MoFOUpdate", "ModelStock", "NoRecall", "Plan", "Pretrained",
-    "PretrainedHead", "Preview", "RandomInit", "RecAdam", "RecAdamUpdate", "Recipe", "Reference",
-    "Rehearsal", "Results", "Run", "SGDUpdate", "SPDUpdate", "Scores", "SelfReplay", "Tracking",
-    "Training", "Tuned", "Tuning", "Uniform", "Watch", "WiseFT", "adapters_off", "anneal",
-    "compare", "count_targets", "finetune_loop", "global_targets", "linear_probe", "measure",
-    "measure_many", "optim", "pad_collate", "per_sample_loss", "preview", "random_init", "registry",
-    "score", "train_loop", "tune", "weighted_loss", "with_weights",
-]  # fmt: skip
+    return sorted([*_LAZY, *(name for name in globals() if name.startswith("__"))])

@@ -13,7 +13,7 @@ NO_SETTINGS = {
     "Tuned", "adapters_off", "count_targets", "global_targets", "pad_collate", "per_sample_loss",
     "weighted_loss",
 }  # fmt: skip
-PUBLIC = {n for n in holdfast.__all__ if callable(getattr(holdfast, n))} - NO_SETTINGS
+PUBLIC = {n for n in holdfast._LAZY if callable(getattr(holdfast, n))} - NO_SETTINGS
 
 
 def settings_of(name):

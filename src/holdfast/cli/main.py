@@ -144,7 +144,7 @@ def make_parser(complete: Collection[str] = tuple(COMMANDS)) -> tuple[Parser, di
     parser = Parser(
         prog="holdfast",
         usage="holdfast COMMAND [options]",
-        description=holdfast.__doc__,
+        description=(holdfast.__doc__ or "").partition("\n")[0],
         epilog="`holdfast COMMAND --help` lists the options of a command.",
     )
     parser.add_argument("--version", action="version", version=f"holdfast {holdfast.__version__}")
