@@ -61,7 +61,7 @@ def main() -> None:
     kept = slim(json.loads((out / file).read_text(encoding="utf-8")))
     if given.which == "tune":
         best = [recipe["best"] for recipe in kept["recipes"]]
-        for point in (kept["taken"], kept["default"], kept["unmerged"], *kept["frontier"], *best):
+        for point in (kept["taken"], kept["default"], *kept["frontier"], *best):
             for half in ("chosen", "reported"):
                 del point[half]["versions"], point[half]["kl"], point[half]["drift"]
     shown = [word for word in command if not word.startswith("--out")]

@@ -52,15 +52,15 @@ Table = tuple[str, list[Row], Row]
 
 def packed(folder: str, name: str, rows: list[Row], own: Row) -> Record:
     """A table as the page reads it."""
-    of = SPEC["explorer"]
-    spec = {"title": name.replace("_", " "), **of.get(own.get("like", name), {}), **own}
+    known = SPEC["explorer"].get(own.get("like", name), {})
+    spec = {"title": name.replace("_", " "), **known, **own}
     used = (name for row in rows for name, value in row.items() if value not in (None, ""))
     names = sorted({*used}, key=[*dict.fromkeys(name for row in rows for name in row)].index)
     x, y, pick = spec.get("x", ""), spec.get("y", ""), spec.get("pick", names[0])
     shown, columns = {*spec.get("main", names), x, y, pick}, []
     for column in names:
-        test, _, kind = column.rpartition(": ")
-        group = {"kept": "kept per test", "figure": "figures per test"}.get(kind)
+        test, colon, kind = column.rpartition(": ")
+        group = colon and {"kept": "kept per test", "figure": "figures per test"}.get(kind)
         test = re.sub(r" \(.*", "", test) if group else ""
         group = group or ("" if column in shown else "other columns")
         columns.append([title_of(column), group, test if f"{test}: kept" in names else ""])
@@ -71,7 +71,7 @@ def packed(folder: str, name: str, rows: list[Row], own: Row) -> Record:
     ]
     return {
         "name": name, "title": spec["title"], "columns": columns, "log": spec.get("log", False),
-        "note": spec.get("note", "").format(**of["notes"]),
+        "note": spec.get("note", "").format(**SPEC["explorer"]["notes"]),
         "source": "; ".join(source_of(folder, file) for file in files),
         "rows": [[rounded(row.get(name)) for name in names] for row in rows],
         "x": title_of(x), "y": title_of(y), "pick": title_of(pick),
@@ -88,11 +88,10 @@ def title_of(field: str) -> str:
 
 
 def rounded(value: Any) -> Any:
-    """Six significant digits; what is not a number is no value."""
     if isinstance(value, (list, tuple)):
         return [rounded(one) for one in value]
-    if isinstance(value, bool):
-        return "yes" if value else "no"
+    if isinstance(value, (bool, str)):
+        return value.replace("`", "") if isinstance(value, str) else ("yes" if value else "no")
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value
@@ -153,7 +152,7 @@ def medians(rows: Iterable[Row], keys: Sequence[str]) -> list[Row]:
             found = [v for one in some if isinstance(v := one.get(name), (int, float))]
             if found:
                 middle = statistics.median(found)
-                row[name] = [middle, min(found), max(found)] if len(found) > 1 else middle
+                row[name] = [middle, min(found), max(found)] if len({*found}) > 1 else middle
         made.append(row)
     return made
 
@@ -253,7 +252,7 @@ def overview(settings: Mapping[str, Record]) -> Iterable[Table]:
                      **{f"{word}, {title} %": of(pair[i] for pair in both)
                         for title, of in (("median", statistics.median), ("least", min))
                         for i, word in enumerate(("learned", "kept"))},
-                     "with 99 % of both": sum(min(pair) >= 99 for pair in both),
+                     "with 99/99": sum(min(pair) >= 99 for pair in both),
                      "with one seed": sum(one["seeds"] == 1 for one in found)})
     yield "medians", rows, {}
     yield "counts", counts([*settings.values()]), {}
@@ -317,7 +316,8 @@ def further(whole: Record) -> Iterable[Table]:
         title = name_of(name)
         yield name, rows, {"like": "abilities", "title": f"Abilities after {title}",
                            "note": f"{{abilities}} {out}."}
-        rows = [{"test": title_of(test), "part": TITLES["parts"][part], "model": plan,
+        rows = [{"test": title_of(test), "model": plan, "part":
+                 TITLES["parts"][part] + (", bare" if test.endswith("_bare") else ""),
                  "right answers, %": 100 * share} for plan, tests in one["shares"].items()
                 for test, parts in tests.items() for part, share in parts.items()]
         yield f"{name}_parts", rows, {"like": "parts", "source": [name],
@@ -391,8 +391,8 @@ def papers() -> Iterable[Table]:
         yield model, rows, {"main": [*SPEC["explorer"][model]["main"], at]}
     yield "predictors", [*predictors()], {}
     rows = [{"method": run["method"], "learning rate": run["rate"], "models": len(run["seeds"]),
-             "setting": ", ".join(f"{k} {v:g}" for k, v in run["settings"].items()),
-             "seed": run["seeds"][0], **accurate(run["point"])}
+             "setting": ", ".join(f"{k} {v:g}" for k, v in run["settings"].items())
+             or "defaults", "seed": run["seeds"][0], **accurate(run["point"])}
             for run in read("papers", "merges")["runs"]]
     yield "merges", rows, {}
     runs = read("papers", "encoders")["runs"]
@@ -496,7 +496,7 @@ def timings() -> Iterable[Table]:
             x = (ratio or [name for name in rows[0] if name not in ("case", "impl")])[0]
             pick = "case" if "case" in rows[0] else "implementation"
             yield file.stem, made, {"x": x, "y": "implementation", "pick": pick}
-    made = [{"part": row["part"], "axis": row["axis"], **point, **flat(row)}
+    made = [{"what": f"{row['part']}, by {row['axis']}", **point, **flat(row)}
             for row in read("speed", "growth_h200")["rows"] for point in row["points"]]
     yield "growth_h200", made, {}
     yield "scale", [*map(flat, read("speed", "scale")["rows"])], {}
