@@ -109,13 +109,16 @@ def test_the_command_line_takes_the_names(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["--model=builtin", "--data=builtin", "--recipe=standard", "--max-updates=1"]
     assert main(["finetune", *words, "--validation=builtin:dev", "--out=tuned"]) == 0
+    tests = "--target builtin:dev --text builtin"
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == f"holdfast measure builtin tuned {tests}"
     config = (tmp_path / "tuned" / "config.yaml").read_text()
     assert "model: builtin\ndata: builtin\n" in config
-    tests = ["--target=builtin:dev", "--text=builtin", "--limit=2", "--context-free=0", "--json"]
-    capsys.readouterr()
-    assert main(["measure", "builtin", "tuned", *tests]) == 0
+    less = ["--limit=2", "--context-free=0", "--json"]
+    assert main(["measure", "builtin", "tuned", *tests.split(), *less]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["base"] == "builtin"
+    assert found["settings"]["command"] == f"holdfast measure builtin tuned {tests} --limit 2"
     assert [score["name"] for score in found["scores"][:3]] == ["prose", "verse", "code"]
     assert main(["merge", "builtin", "tuned", "--alpha=0.5", "--out=merged"]) == 0
     assert main(["data", "builtin", "--model=builtin", "--json"]) == 0

@@ -47,6 +47,7 @@ def test_a_recipe_and_its_config_again(tmp_path, capsys):
     )
     assert "recadam+flow: weighted loss " in said.out
     assert "The model is in out" in said.out
+    assert said.out.splitlines()[-1] == f"holdfast measure {MODEL} out --skills"
     left = {"chat_template.jinja", "generation_config.json", "tokenizer_config.json"}
     assert {p.name for p in Path("out").iterdir()} - left == {
         "config.json", "config.yaml", "holdfast_recipe.yaml", "model.safetensors", "tokenizer.json",
@@ -66,6 +67,9 @@ def test_without_a_recipe_it_is_holdfast(capsys):
     assert main(["finetune", *given, "--max-updates=3", "--batch-size=2", "--json"]) == 0
     told = capsys.readouterr()
     found = json.loads(told.out)
+    history = [row for row in json.loads(Path("out/training.json").read_text()) if "loss" in row]
+    for name in ("loss", "recall"):
+        assert found[name] == {"first": history[0][name], "last": history[-1][name]}
     assert found["recipe"] == "holdfast"
     assert found["resolved"]["recall"]["name"] == "self-replay"
     assert found["resolved"]["update"]["lr"] == 4.5e-4  # of the model, not 2e-5
@@ -88,6 +92,25 @@ def test_without_a_recipe_it_is_holdfast(capsys):
         assert (
             "own texts was a training signal" in " ".join(capsys.readouterr().out.split())
         ) == told
+
+
+@pytest.mark.parametrize(
+    ("more", "tests"),
+    [
+        (["--validation=dev.jsonl"], "--target dev.jsonl --skills"),
+        (["--validation=0.5", "--text", "my text.txt"], "--text 'my text.txt'"),
+        (["--model=bert", "--data=labeled.jsonl"], "--target FILE"),
+    ],
+)
+def test_it_names_the_command_that_measures_the_model(more, tests, capsys):
+    save_bert("bert")
+    Path("my text.txt").write_text("The cat sat on the mat. " * 20)
+    Path("dev.jsonl").write_text(json.dumps({"prompt": "one plus one is", "completion": "two"}))
+    labeled = [{"text": "a cat", "label": "x"}, {"text": "a dog", "label": "y"}] * 4
+    Path("labeled.jsonl").write_text("\n".join(map(json.dumps, labeled)))
+    assert finetune(*more) == 0
+    model = "bert" if "--model=bert" in more else MODEL
+    assert capsys.readouterr().out.splitlines()[-1] == f"holdfast measure {model} out {tests}"
 
 
 def test_a_recipe_without_a_learning_rate_of_its_own(capsys):

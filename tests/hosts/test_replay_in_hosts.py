@@ -133,6 +133,25 @@ def test_in_the_trainer(name, size, tmp_path, rides):
     assert trainer.state.log_history[1]["kl"] > 0
 
 
+def test_the_log_has_the_loss_of_the_samples_and_the_recall_beside_it(tmp_path):
+    recipe, model = Recipe(recall=replay(strength=50.0)), make_model()
+    batch, rows, after = pad_collate(make_rows()), [], []
+
+    def log(row):
+        rows.append(row)
+        with torch.no_grad():  # an update has all samples: this is the loss of the next one
+            after.append(float(model(**batch).loss))
+
+    in_finetune_loop(recipe, model=model, log=log, settings=LoopSettings(log_every=1))
+    assert [row["loss"] for row in rows[1:]] == pytest.approx(after[:-1])
+    assert [row["recall"] for row in rows] == pytest.approx([50 * row["kl"] for row in rows])
+    trainer = make_trainer(recipe, tmp_path, logging_steps=1)
+    trainer.train()
+    theirs = [row for row in trainer.state.log_history if "loss" in row]
+    for name in ("loss", "recall"):
+        assert [row[name] for row in theirs] == pytest.approx([r[name] for r in rows], abs=1e-4)
+
+
 class OwnLoss(HoldfastTrainer):
     """A mean over a micro-batch, which the Trainer divides by the number of micro-batches."""
 

@@ -1,6 +1,7 @@
 """Fine-tune a model with one recipe.
 
 examples:
+  holdfast finetune --model builtin --data builtin --out tuned        a small model, offline
   holdfast finetune --model DIR --data train.jsonl --out tuned
   holdfast finetune --model DIR --data train.jsonl --recipe recadam+flow --lr 1e-4 --out tuned
   holdfast finetune --model DIR --data train.jsonl --text wiki.txt --report-to mlflow --out tuned
@@ -22,6 +23,7 @@ import contextlib
 import functools
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,6 +32,7 @@ from typing import Any
 
 import torch
 
+from holdfast import builtin
 from holdfast._torch.adapters import has_adapters, without_peft
 from holdfast._torch.layout import whole_weights
 from holdfast.cli._guard import say
@@ -166,23 +169,46 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
     save(model, weights, task, trained, history, out)
     remove_unfinished(out)  # without its checkpoint, a run starts again
     finished(out)
-    losses = [row["loss"] for row in history if "loss" in row]
+    rows = [row for row in history if "loss" in row]
+    ends = {"loss": {"first": rows[0]["loss"], "last": rows[-1]["loss"]}}
+    if "recall" in rows[-1]:
+        ends["recall"] = {"first": rows[0]["recall"], "last": rows[-1]["recall"]}
     best = next((row["best_update"] for row in history[::-1] if "best_update" in row), None)
+    measure = measure_command(options, out, task)
     if options.json:
         about = {"recipe": name, "out": str(out), "updates": history[-1]["update"]}
-        about |= {"resolved": trained.to_dict()}
-        about |= {"loss": {"first": losses[0], "last": losses[-1]}}
+        about |= {"resolved": trained.to_dict(), **ends, "measure": measure}
         about |= {} if best is None else {"best_update": best}
         tell(json.dumps(about, allow_nan=False))
     else:
         ended = f" The weights of update {best} of {history[-1]['update']} are kept."
         kept = "" if best is None else ended
-        loss = "weighted loss" if trained.objective.changes_loss else "loss"
+        weighted = "weighted " * trained.objective.changes_loss
+        moved = [f"{what} {at['first']:.3f} → {at['last']:.3f}" for what, at in ends.items()]
         tell_line(
-            f"{name}: {loss} {losses[0]:.3f} (first updates) → {losses[-1]:.3f} (last), learning "
-            f"rate {trained.update.lr:g}.{kept} The model is in {out}; `holdfast measure "
-            f"{options.model} {out}` shows what it forgot"
+            f"{name}: {weighted}{', '.join(moved)} (first updates → last), learning rate "
+            f"{trained.update.lr:g}.{kept} The model is in {out}. What it learned and forgot:"
         )
+        tell_line(measure)
+
+
+def measure_command(options: argparse.Namespace, out: Path, task: TrainingData) -> str:
+    """The command that tests the model: on the rows for validation, and on what it could do."""
+    target = [options.validation] if _is_named(options.validation) else []
+    given = {
+        "target": target, "text": options.text, "retained": options.retained,
+        "similarity": options.similarity,
+    }  # fmt: skip
+    if names_of(options.data) == names_of(builtin.NAME):
+        given["target"] = target or [f"{builtin.NAME}:dev"]
+        given["text"] = options.text or [builtin.NAME]
+    tests = [word for name, some in given.items() if some for word in (f"--{name}", *some)]
+    if options.columns:
+        tests += ["--columns", *(f"{name}={column}" for name, column in options.columns.items())]
+    if not any(given[name] for name in ("text", "retained", "similarity")):
+        writes = task.head is None and task.loader.cannot_generate(options.model) is None
+        tests += ["--skills"] if writes else [] if tests else ["--target", "FILE"]
+    return shlex.join(["holdfast", "measure", options.model, str(out), *tests])
 
 
 def track(out: Path, options: argparse.Namespace) -> TrackedRun | None:

@@ -1,7 +1,8 @@
 """Compare a tuned model with its base: distances, divergence, test scores before and after.
 
 examples:
-  holdfast measure BASE TUNED                        needs no data
+  holdfast measure builtin tuned --target builtin:dev --text builtin
+  holdfast measure BASE TUNED --skills               needs no data
   holdfast measure BASE TUNED --text wiki.txt --retained piqa.jsonl --target gsm.jsonl --out report
   holdfast measure BASE TUNED --target flowers/test  images, one folder per class
   holdfast measure BASE ENCODER --similarity stsb.jsonl --target cola.jsonl

@@ -83,7 +83,7 @@ class Loop(Protocol):
     def __iter__(self) -> Iterator[int]: ...
 
     def backward(self) -> Tensor:
-        """Compute the gradients of the update; return its loss."""
+        """Compute the gradients of the update; return the loss of its samples."""
         ...
 
 
@@ -144,11 +144,10 @@ def drive(
             # The clock of the first rank decides for all.
             is_saved = checkpoint is not None and all_agree(not is_first or due(update), device)
             if is_logged or is_saved:  # reading the loss waits for a GPU
-                total_loss = check_loss(float(loss), update)
-            if log and is_logged:
                 rate = optimizer.param_groups[0]["lr"]
-                values = {"update": update, "loss": total_loss, "lr": rate} | run.log() | seen
-                if is_first:
+                values = {"update": update, "loss": float(loss), "lr": rate} | run.log() | seen
+                check_loss(values["loss"] + values.get("recall", 0.0), update)
+                if log and is_logged and is_first:
                     log(values)
             if checkpoint and is_saved:
                 checkpoints.save(checkpoint, run, update, identity, early)

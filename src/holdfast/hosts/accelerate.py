@@ -232,7 +232,10 @@ class AccelerateLoop:
                 )
 
     def backward(self) -> Tensor:
-        """Compute the gradients of all micro-batches of the update; return its loss."""
+        """Compute the gradients of all micro-batches of the update.
+
+        Return the loss of its samples, without what a recall adds for data of its own.
+        """
         update = self.done + 1
         batches, self._batches = self._batches, []
         if not batches:
@@ -256,10 +259,10 @@ class AccelerateLoop:
                     loss = self.run.criterion.loss(self.model, moved, targets, update)
                     if number >= counted:
                         loss = loss * 0.0
-                    loss = loss + recalled()
-                self.run.observe(loss)
+                    whole = loss + recalled()
+                self.run.observe(whole)
                 # Accelerate divides by it, but the loss is already divided by all targets.
-                self.accelerator.backward(loss * self.accumulate)
+                self.accelerator.backward(whole * self.accumulate)
             total = total + loss.detach()
         self.done = update
         reduced: Tensor = self.accelerator.reduce(total, "mean")

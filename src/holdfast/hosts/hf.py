@@ -256,16 +256,11 @@ class WithRecipe(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Any:
         """The trainer's own step, beside the recall's own data."""
-        loss = self._step_beside_recall(model, inputs, num_items_in_batch)
-        self.run.observe(loss)
-        return loss
-
-    def _step_beside_recall(
-        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any
-    ) -> Any:
         recall, accelerator = self.run.recall, self.accelerator
         if not recall.has_data:
-            return super().training_step(model, inputs, num_items_in_batch)
+            loss = super().training_step(model, inputs, num_items_in_batch)
+            self.run.observe(loss)
+            return loss
         if self._to_plan:  # the first micro-batch of an update
             update = self.state.global_step + 1
             recall.plan(model, update, self._samples_per_update(), self._to_plan)
@@ -286,7 +281,8 @@ class WithRecipe(Trainer):
             replaced(accelerator, "backward", backward_with_recall),
         ):
             loss = super().training_step(model, inputs, num_items_in_batch)
-        return loss + added
+        self.run.observe(loss + added)
+        return loss  # of the samples, for the log, which has the recall beside it
 
     def compute_loss(
         self,

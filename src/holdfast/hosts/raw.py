@@ -69,7 +69,8 @@ def finetune_loop(
         checkpoint: a file for the state of the run. If it exists, the run resumes from it. The
             result is bit-identical to that of an uninterrupted run.
         log: called with ``update``, ``loss``, ``lr`` and the values of the methods: ``lam`` (λ),
-            the ``pull``, penalties.
+            the ``pull``, penalties. ``loss`` is that of the samples; what self-replay adds to it
+            for its texts is ``recall``.
         watch: measures the model during training, as :class:`holdfast.Watch` does. Needs ``log``.
         progress: show progress bars.
 
@@ -183,9 +184,13 @@ class _PlainLoop:
         run.recall.plan(self.model, update, self.updates.size, len(batches))
         total = torch.zeros((), device=self.device)
         for batch in batches:
-            with self.precision:
-                loss = run.loss(to_device(batch, self.device), targets, update)
-            loss.backward()
+            with self.precision, run.recall.beside(self.model) as recalled:
+                loss = run.criterion.loss(
+                    self.model, to_device(batch, self.device), targets, update
+                )
+                whole = loss + recalled()
+            run.observe(whole)
+            whole.backward()
             total = total + loss.detach()
         self.done = update
         return total

@@ -410,11 +410,12 @@ class ReplayTerm(RecallTerm):
         return {"texts": len(pool), "pool": fingerprint([pool.tokens, pool.log_probs])}
 
     def log(self) -> dict[str, float]:
-        """The divergence of the last update on this rank, in nats per token."""
+        """The divergence of the last update on this rank, in nats per token, and its term."""
         if not self._last:
             return {}
         _, world = rank_and_world()
-        return {"kl": float(torch.stack(self._last).sum()) * world / self._tokens}
+        kl = float(torch.stack(self._last).sum()) * world / self._tokens
+        return {"kl": kl, "recall": self.strength * kl}
 
 
 class BudgetedReplay(ReplayTerm):
