@@ -296,43 +296,6 @@ def test_a_mean_over_tasks_needs_all_of_them():
     ]  # fmt: skip
 
 
-def test_context_free_kl_predicts_only_what_was_not_trained_on_it(monkeypatch):
-    pytest.importorskip("scipy", reason="the eval extra is not installed")
-    tables = load("_tables")
-    before = tables.predictors().splitlines()
-    record = json.loads(json.dumps(load("_summary").read("language")))
-    (run,) = [run for run in record["runs"] if run["run"] == "standard-s0"]
-    worst = dict.fromkeys(run["points"]["1"], 99.0) | {"kl_context_free": 0.0}
-    record["runs"].append(
-        {"run": "other-s0", "recipe": "other", "settings": REPLAY, "points": {"1": worst}}
-    )
-    read = load("_summary").read
-    monkeypatch.setattr(
-        load("_summary"), "read", lambda name: record if name == "language" else read(name)
-    )
-    after = tables.predictors().splitlines()
-    *_, alone = before[-3].strip("| ").split(" | ")
-    first, *_, cell = after[-3].strip("| ").split(" | ")
-    assert first.startswith("SmolLM2: WikiText-2 loss (")
-    assert first != before[-3].strip("| ").split(" | ")[0]  # one more recipe
-    assert cell == alone
-
-
-def test_sources_name_the_script_and_its_options(monkeypatch):
-    pytest.importorskip("scipy", reason="the eval extra is not installed")
-    tables = load("_tables")
-    made = {"device": "a CPU", "versions": {"torch": "2.0", "commit": "abc"}, "date": "2026-01-01"}
-    record = {"made": [made], "missing": [], "runs": [{"made": 0}]}
-    monkeypatch.setattr(tables, "read", lambda name: record)
-    scripts = {
-        "vision_holdfast": "vision.py --table holdfast`", "encoders": "encoders.py`",
-        "encoders_choose": "encoders.py --choose`", "language_rates": "language_rates.py`",
-    }  # fmt: skip
-    for name, script in scripts.items():
-        assert f"1 runs of `benchmarks/papers/{script};" in tables.source(name)
-        assert (PAPERS / script.split()[0].strip("`")).exists()
-
-
 def test_the_default_learning_rate_is_the_one_that_the_rule_chose():
     from holdfast.methods.auto import default_lr
     from holdfast.stages import TrainingSize

@@ -1,4 +1,4 @@
-"""Bases of known saturation: the script that makes and tunes them, and its block of the page."""
+"""Bases of known saturation: the script that makes and tunes them."""
 
 import doctest
 import gzip
@@ -51,62 +51,3 @@ def test_every_method_tunes_the_base_of_its_saturation(data, tmp_path, monkeypat
         assert len(set(losses)) == 3
         assert max(losses) < base["report_nll"]
     assert len({str(run["points"]) for run in found["runs"]}) == len(found["runs"])
-
-
-def run_of(base, plan, choose, report, wikitext):
-    point = {"choose_nll": choose, "report_nll": report, "wikitext_nll": wikitext, "gsm8k_nll": 1.0}
-    point_name = "base" if plan == "pretrained" else "tuned"
-    return {
-        "base": base,
-        "plan": plan,
-        "seed": 0,
-        "parameters": 1000,
-        "points": {point_name: point},
-    }
-
-
-def test_the_block_shows_each_base(tmp_path, monkeypatch):
-    block = load("_proof_capacity")
-    monkeypatch.setattr(block, "RESULTS", tmp_path)
-    assert block.proof_capacity() == ""
-    runs = [
-        run_of(20, "pretrained", 3.0, 3.0, 2.0),
-        # The half to choose on prefers × 1, the reported one × 3.
-        run_of(20, "plain-x1", 2.0, 2.0, 4.0), run_of(20, "plain-x3", 2.1, 1.9, 8.0),
-        run_of(20, "self-replay-x1", 2.2, 2.2, 2.0), run_of(20, "self-replay-x3", 2.1, 2.1, 2.5),
-        run_of(20, "rehearsal-x1", 2.2, 2.2, 2.0),
-        run_of(500, "pretrained", 3.0, 3.0, 1.0), run_of(500, "plain-x1", 2.5, 2.5, 4.0),
-        run_of(500, "self-replay-x1", 2.5, 2.5, 2.0), run_of(500, "rehearsal-x1", 2.4, 2.4, 1.0),
-    ]  # fmt: skip
-    made = {"device": "CPU", "versions": {"torch": "2", "commit": "abc"}, "date": "2026-01-01"}
-    runs.insert(1, run_of(20, "seen", 3.0, 3.0, 1.5) | {"points": {"base": {"wikitext_nll": 1.5}}})
-    runs.append(run_of(900, "pretrained", 3.0, 3.0, 1.0))  # which nothing has tuned yet
-    missing = ["900-plain-x1-s0"]
-    record = {"protocol": {"updates": 300}, "made": [made], "missing": missing, "runs": runs}
-    (tmp_path / "capacity.json").write_text(json.dumps(record))
-    found = block.proof_capacity()
-    assert "Models of one shape (1,000 parameters, whose tokens are bytes)" in found
-    assert "learn Shakespeare in 300 updates" in found
-    assert (
-        "| 20 | 2.000 (1.500) | 1.000 (—) | 100.0 / 75.0 (× 1) | 90.0 / 90.0 (× 3) | "
-        "80.0 / 100.0 (× 1) |" in found
-    )
-    assert (
-        "| 500 | 1.000 (—) | 1.000 (—) | 100.0 / 62.5 (× 1) | 100.0 / 75.0 (× 1) | "
-        "120.0 / 100.0 (× 1) |" in found
-    )
-    # Self-replay learns 90 % at its best on one base, and 100 % on the other.
-    assert "Where 90 % is learned, as much as self-replay learns on all of them" in found
-    assert (
-        "- 20 tokens per parameter: plain fine-tuning 75.0 %, self-replay 90.0 %, rehearsal of the "
-        "pretraining text 100.0 % (where it learns 80.0 %, its most)\n"
-        "- 500 tokens per parameter: plain fine-tuning 62.5 %, self-replay 75.0 %, rehearsal of "
-        "the pretraining text 100.0 %\n" in found
-    )
-    assert "In 5 of 6 cases it is the highest that was run." in found
-    assert "| 20 | plain fine-tuning | × 3 | 110.0 | 62.5 | 1.900 | 8.000 | 1.000 |" in found
-    assert "| 900 |" not in found
-    record["missing"] = []
-    (tmp_path / "capacity.json").write_text(json.dumps(record))
-    assert "Missing runs" not in block.proof_capacity()
-    assert "CPU; torch 2; 2026-01-01; commit abc. Missing runs: 900-plain-x1-s0." in found
