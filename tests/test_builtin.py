@@ -118,7 +118,9 @@ def test_the_command_line_takes_the_names(tmp_path, monkeypatch, capsys):
     assert main(["measure", "builtin", "tuned", *tests.split(), *less]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["base"] == "builtin"
-    assert found["settings"]["command"] == f"holdfast measure builtin tuned {tests} --limit 2"
+    assert found["settings"]["command"] == (
+        f"holdfast measure builtin tuned {tests} --limit 2 --context-free 0"
+    )
     assert [score["name"] for score in found["scores"][:3]] == ["prose", "verse", "code"]
     assert main(["merge", "builtin", "tuned", "--alpha=0.5", "--out=merged"]) == 0
     assert main(["data", "builtin", "--model=builtin", "--json"]) == 0

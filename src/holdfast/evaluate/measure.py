@@ -294,6 +294,8 @@ class Meter:
         """The command line that measures the same, and how long ``finetune`` trained the model."""
         loader = self.loader
         words = [_word(self.base, "BASE"), _word(tuned, "TUNED"), *self.suite.words()]
+        length = self.settings["max_length"]
+        words += [] if length == Loader.max_length else ["--test-max-length", str(length)]
         words += ["--no-drift"] * (not self.drift)
         words += ["--trust-remote-code"] * loader.trust_remote_code
         words += ["--allow-pickle"] * loader.allow_pickle

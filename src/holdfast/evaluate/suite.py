@@ -84,12 +84,15 @@ class Suite(NamedSettings):
         >>> Suite(text="wiki.txt", target=[{"text": "a", "label": 1}], limit=9).words()
         ['--target', 'FILE', '--text', 'wiki.txt', '--limit', '9']
         """
+        free = self.context_free
+        texts = free.texts if isinstance(free, ContextFreeKL) else free
         skills = any(isinstance(probe, Sums) for probe in self.probes)
         given = {
             "target": self.target, "text": self.text, "retained": self.data,
             "similarity": self.similarity, "tasks": [*self.tasks],
             "include-path": self.include_path or (), "limit": str(self.limit or ""),
             "limit-tokens": str(self.limit_tokens or ""),
+            "context-free": str(texts) if texts != Suite.context_free else "",
             "columns": [f"{name}={column}" for name, column in self.columns.items()],
         }  # fmt: skip
         named = {f"--{name}": _paths(some) for name, some in given.items()}
