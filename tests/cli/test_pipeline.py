@@ -26,7 +26,7 @@ def test_the_steps_of_the_workflow(tmp_path, noise, code, word):
     steps = {step["name"]: step for step in workflow["jobs"]["gate"]["steps"] if "run" in step}
     assert list(steps) == ["Install", "Check", "Summary"]
     assert steps["Summary"]["if"] == "always()"
-    assert set(workflow["env"]) == {"BASE", "TUNED"}
+    assert set(workflow["env"]) == {"BASE", "TUNED", "HOLDFAST"}
     base = make_llama(limit=128, scale=0.3)
     save(base, tmp_path / "base", make_tokenizer())
     save(noisy(base, noise), tmp_path / "tuned", make_tokenizer())
