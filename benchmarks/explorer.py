@@ -111,13 +111,10 @@ def source_of(folder: str, name: str) -> str:
     made = record.get("made") or [record]
     torch = (f"torch {one['versions']['torch']}" for one in made if "versions" in one)
     where = [one[field] for field in ("device", "date") for one in made if field in one]
-    parts = [
-        str((FOLDERS[folder] / f"results/{name}.json").relative_to(HERE.parent)),
-        *where,
-        *torch,
-    ]
-    parts.append("; ".join(f"{k}: {v}" for k, v in flat(how).items()) if how and how != str(how)
-                 else how)  # fmt: skip
+    said = how if isinstance(how, str) else "; ".join(f"{k}: {v}" for k, v in flat(how).items())
+    said = said if len(said) < 900 else f"{said[:900]} …"
+    file = (FOLDERS[folder] / f"results/{name}.json").relative_to(HERE.parent)
+    parts = [str(file), *where, *torch, said]
     if isinstance(missing := record.get("missing"), list) and missing:
         parts.append(f"missing runs: {', '.join(missing)}")
     return ", ".join(filter(None, dict.fromkeys(parts)))
