@@ -120,7 +120,7 @@ def draw(out: Path) -> None:
     try:
         subplots = importlib.import_module("plotly.subplots")
     except ImportError:
-        sys.exit('--out needs plotly: pip install "holdfast[cli]"')
+        sys.exit('--out needs plotly: pip install ".[cli]"')
     titles = [f"pretraining error, {what}" for what in ("ρ = 0", f"ρ = {RHO}", "÷ L2's")]
     figure = subplots.make_subplots(rows=2, cols=2, subplot_titles=[*titles, "path of θ − θ̃*"])
     for panel, rho in enumerate((0.0, RHO, RHO, RHO)):

@@ -59,10 +59,10 @@ class Verdict(Answer):
         forgotten: the grade, by the worst loss. Little is below 1 point, 0.05 nats per token or 5 %
             of perplexity; much is at least 5 points, 0.25 nats per token or 28 %. For other metrics
             the limits are 2 and 10 % of the value before. ``"unknown"`` if it was not tested.
-        kept: the mean over the retained tests of the share that is left of the base's score, each
-            at most 1; None without tests. The share is after/before for a score of which more is
-            better, before/after for a perplexity or an error, and e^(before − after) for a loss in
-            nats per token, which is the ratio of the perplexities.
+        kept: the mean over the scores of the retained tests of the share that is left, each at most
+            1; None without tests. The share is after/before for a score of which more is better,
+            before/after for a perplexity or an error, and e^(before − after) for a loss in nats per
+            token, which is the ratio of the perplexities. A score that was 0 or less does not count.
     """
 
     forgotten: Forgotten = "unknown"
