@@ -32,6 +32,7 @@ lint: .venv/dev  ## lint and type-check
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/_words.py
 
 soak: .venv/dev  ## every test, with the matrices that `make test` samples; commit the log
 	set -o pipefail; (git log -1 --format="commit %h"; $(BIN)/python -m pytest $(PARALLEL) --hypothesis-profile soak \

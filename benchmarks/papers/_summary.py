@@ -17,7 +17,6 @@ from _markdown import table
 from holdfast import Recipe
 
 RESULTS = Path(__file__).resolve().parent / "results"
-MODELS = {"mobilenet-v2": "MobileNetV2", "efficientnet-lite0": "EfficientNet-Lite0"}
 #: The target at which recipes are compared, chosen after the runs. For images it is at least two
 #: standard errors above the linear probe.
 TARGETS = {"mobilenet-v2": 92.5, "efficientnet-lite0": 91.5, "language": 0.65}
