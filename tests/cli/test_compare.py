@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -32,12 +31,8 @@ def _here(monkeypatch, tmp_path):
 def test_without_a_model_it_takes_the_one_in_the_package(capsys):
     assert main(["compare", "--print-config", "--lr=0.5"]) == 0
     shown = yaml.safe_load(capsys.readouterr().out)
-    assert [Path(text).name.partition(".")[0] for text in shown["text"]] == [
-        "prose",
-        "verse",
-        "code",
-    ]
-    assert Path(shown["model"]).is_dir()
+    named = (shown["model"], shown["data"], shown["target"], shown["text"])
+    assert named == ("builtin", "builtin", "builtin:dev", ["builtin"])
     assert shown["lr"] == 0.5
     assert shown["max_updates"] == 40
     assert main(["compare", "--print-config", "--model=mine"]) == 2
@@ -56,8 +51,14 @@ def test_a_comparison_and_once_more(tmp_path, capsys):
         ("standard", 0), ("recadam+wise-ft", 0),
     ]  # fmt: skip
     assert [m.name for m in results.runs[0].retained] == ["old"]
+    assert results.learn_at_least == 0.95
     assert 5e5 < (tmp_path / "out" / "report.html").stat().st_size < 1.5e6
     # What is finished is not done again; the config that was written says the same.
+    assert main(["compare", "--out=out", *FEW, "--learn-at-least=90%"]) == 0
+    assert Results.load(tmp_path / "out" / "results.json").learn_at_least == 0.9
+    assert yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["learn_at_least"] == 0.9
+    assert main(["compare", "--out=out", *FEW]) == 0
+    capsys.readouterr()
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("runs/*/result.json")}
     assert main(["compare", "--config=out/config.yaml", "--json"]) == 0
     told = capsys.readouterr()
@@ -118,6 +119,7 @@ def test_an_address_of_results(tmp_path, capsys):
         (["--grid", "update.pul", "1", "--recipes", "recadam"], "did you mean 'update.pull'"),
         (["--grid", "updat.pull", "1", "--recipes", "recadam"], "did you mean 'update.pull'"),
         (["--jobs=0"], "jobs must be at least 1"),
+        (["--learn-at-least=95"], "learn-at-least must be in (0, 1], such as 0.95 or 95%"),
     ],
 )
 def test_bad_input_is_one_sentence(given, words, capsys):

@@ -584,9 +584,10 @@ def test_the_frontier_is_chosen_on_one_half_and_reported_on_the_other():
     assert [point.trial for point in found.frontier] == [3, 2]
     assert found.default.trial == 1
     assert found.taken.trial == 3  # the best on the target, none learned 95 % as much
-    assert not found.taken.beats(found.default, "reported")
-    assert "does not beat the defaults in both" in " ".join(found.sentences())
-    assert "Of 2 models on the frontier, 0 beat the defaults" in " ".join(found.sentences())
+    assert (
+        "With the defaults: perplexity 7.389 on t (2.000 nats per token). It reads "
+        in (found.sentences()[-1])
+    )
     assert repr(found).startswith("<Tuned recadam: Take recadam trial=3: no other model on the fro")
     assert found.sentences()[0].startswith("Found (recadam trial=3): lr = ")
     assert "<table>" in found._repr_html_()
@@ -753,7 +754,6 @@ def test_methods_that_are_chosen_for_the_model_are_searched_too(tmp_path):
     assert [t.user_attrs.get("error") for t in trials] == [None, None]
     found = tuned_of(search.study, tuning, plan)
     assert found.candidates == 4  # each model also at α = 1
-    assert found.unmerged.values["merging.alpha"] == 1.0
     recipe = Recipe.from_yaml(found.to_yaml())
     assert [m.__class__.__name__ for m in (recipe.trainable, recipe.recall, recipe.merging)] == [
         "LPFT", "Auto", "WiseFT",

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli._guard import check_page
+from holdfast.cli._guard import check_page, show
 from holdfast.cli._options import (
     Only,
     Parser,
@@ -49,9 +49,8 @@ from holdfast.hosts.tracking import Tracking
 from holdfast.io import codec as _codec
 from holdfast.io.outputs import claim, output_name
 from holdfast.io.storage import Place
-from holdfast.report.printing import tell, tell_line
+from holdfast.report.printing import tell_line
 from holdfast.report.recommend import lost
-from holdfast.report.text import to_markdown, to_terminal
 from holdfast.report.words import listed, score_text, seconds
 
 
@@ -84,7 +83,11 @@ def run(options: argparse.Namespace) -> None:
     settings_from(Tracking, options).check()
     with claim(out, "tune", [*paths_of(plan), *config_input(options)]):
         check_inputs(plan, named)
-        show(search_all(plan, tuning, out, options), out, options)
+        found = search_all(plan, tuning, out, options)
+        (out / "recipe.yaml").write_text(found.to_yaml())
+        (out / "results.json").write_text(found.results().to_json())
+        show(found, options, out, "tune.json", "report.md", "report.html")
+        tell_line(f"Recipe: {(out / 'recipe.yaml').name}", file=sys.stderr)
 
 
 def search_all(plan: Plan, tuning: Tuning, out: Place, options: argparse.Namespace) -> Tuned:
@@ -188,22 +191,3 @@ class Trials:
             if self.best[1] == name:
                 return "; the best so far"
         return f"; best so far: {self.best[1]}" if self.best[1] else ""
-
-
-def show(found: Tuned, out: Place, options: argparse.Namespace) -> None:
-    """Write the results of a search, and print them."""
-    results, document = found.results(), found.document()
-    for file, text in {
-        "recipe.yaml": found.to_yaml(),
-        "tune.json": found.to_json(),
-        "results.json": results.to_json(),
-        "report.md": to_markdown(document),
-        "report.html": found.to_html(),
-    }.items():
-        (out / file).write_text(text)
-    if options.json:
-        tell(found.to_json(), end="")
-    else:
-        to_terminal(document)
-    recipe, page = out / "recipe.yaml", out / "report.html"
-    tell_line(f"Recipe: {recipe.name}; report: {page.name}", file=sys.stderr)

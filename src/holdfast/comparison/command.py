@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -22,40 +22,40 @@ def finetune_command(plan: Mapping[str, Any], run: RunResult, *, searched: bool 
 
     If options cannot give the settings that a search has found, its ``recipe.yaml`` is named.
     """
-    model, data = plan.get("model"), plan.get("data")
-    if not (model and data):
+    if not (plan.get("model") and plan.get("data")):
         return ""
     known = map(str, _list(plan.get("recipes")))
     names = {PurePath(name).stem if is_recipe_file(name) else name: name for name in known}
-    recipe, before, after = names.get(run.recipe, run.recipe), {}, dict(_flat(encode(run.settings)))
+    recipe, before, after = names.get(run.recipe, run.recipe), {}, _flat(run.settings)
     with contextlib.suppress(OSError, ValueError):
-        before = dict(_flat(encode(read_recipe(recipe)[1].to_dict())))
+        before = _flat(read_recipe(recipe)[1].to_dict())
     changed = {n: v for n, v in after.items() if before.get(n, v) != v}
     training = {**_part(plan, "training"), **_part(plan, "options"), **run.values}
-    lr = training.get("lr") or _part(plan, "rates").get(run.recipe)
-    other = any(n.endswith(".name") or isinstance(v, list | dict) for n, v in changed.items())
-    if other or not before:
+    lr = training.pop("lr", None) or _part(plan, "rates").get(run.recipe)
+    if not before or any(
+        n.endswith(".name") or isinstance(v, list | dict) for n, v in changed.items()
+    ):
+        recipe, changed, lr = "recipe.yaml", {}, None
         if not searched:
             return ""
-        recipe, changed, lr = "recipe.yaml", {}, None
     elif after.get("update.lr") is not None:
         lr = changed.pop("update.lr", None) if before.get("update.lr") is None else None
-    words = ["holdfast", "finetune", "--model", model, "--data", *_list(data), "--recipe", recipe]
-    words += ["--lr", _word(lr)] if lr else []
-    for name, default in vars(Training()).items():
-        value = training.get(name, default)
-        if name not in ("lr", "save_seconds") and value != default:
-            option = f"--{name.replace('_', '-')}"
-            words += [option] if value is True else [option, _word(value)]
+    defaults = {n: value for n, value in vars(Training()).items() if n != "save_seconds"}
+    differ = {n: v for n, v in training.items() if v != defaults.get(n, v)}
+    options = {
+        **{name: plan.get(name) for name in ("model", "data")}, "recipe": recipe, "lr": lr,
+        **{n: v if v is True else _word(v) for n, v in differ.items()},
+        "columns": [f"{name}={column}" for name, column in _part(plan, "columns").items()],
+        **{name: plan.get(name) for name in ("old_data", "new", "trust_remote_code")},
+        "head": plan.get("head") if plan.get("head") != "auto" else None,
+    }  # fmt: skip
+    words = ["holdfast", "finetune"]
+    for name, value in options.items():
+        given = [] if value is True else map(_word, _list(value))
+        words += [f"--{name.replace('_', '-')}", *given] if value else []
     for name, value in changed.items():
         words += ["--set", name, _word(value)]
-    if columns := _part(plan, "columns"):
-        words += ["--columns", *(f"{name}={column}" for name, column in columns.items())]
-    for name in ("old_data", "new", "head"):
-        if (value := plan.get(name)) and value != "auto":
-            words += [f"--{name.replace('_', '-')}", *_list(value)]
-    words += ["--trust-remote-code"] * bool(plan.get("trust_remote_code"))
-    return plain(shlex.join([*map(str, words), "--out", "tuned"]))
+    return plain(shlex.join([*words, "--out", "tuned"]))
 
 
 def _part(plan: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -67,11 +67,12 @@ def _list(given: Any) -> list[Any]:
     return [*given] if isinstance(given, list | tuple) else [given]
 
 
-def _flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a recipe by dotted name; the names of its methods end in ``.name``."""
-    for stage, given in settings.items():
-        for method in given if isinstance(given, list) else [given]:
-            yield from ((f"{stage}.{name}", value) for name, value in method.items())
+    methods = ((stage, method) for stage, given in settings.items() for method in _list(given))
+    return {
+        f"{stage}.{n}": encode(value) for stage, method in methods for n, value in method.items()
+    }
 
 
 def _word(value: Any) -> str:

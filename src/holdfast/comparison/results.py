@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from holdfast._torch.checks import positive_share
-from holdfast._torch.finite import is_finite
 from holdfast._torch.layers import within
 from holdfast.comparison import peft_format as _peft
 from holdfast.comparison.command import finetune_command
@@ -68,18 +67,6 @@ class Measured:
     def gain(self) -> float:
         """The improvement; negative if the model became worse."""
         return -self.change if self.lower_is_better else self.change
-
-    @property
-    def relative(self) -> float:
-        """The gain divided by the value before (by 1 if that is 0).
-
-        −∞ if the value after is not finite.
-        """
-        if not is_finite(self.after):
-            return -math.inf
-        if not is_finite(self.before):
-            return 0.0
-        return self.gain / abs(self.before or 1.0)
 
     @property
     def best(self) -> float:
@@ -173,11 +160,6 @@ class RunResult:
         return found | {f"kl/{name}": value for name, value in self.kl.items()}
 
     @property
-    def kept(self) -> float:
-        """The mean relative gain of the retained tests; 0 means unchanged."""
-        return _mean([test.relative for test in self.retained])
-
-    @property
     def loss(self) -> float:
         """What was forgotten, as the recommendation counts it; 0 without retained tests."""
         return loss_of(self.retained)
@@ -269,10 +251,6 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
-
-
 @dataclass(frozen=True)
 class Summary:
     """The results of one recipe over its seeds.
@@ -286,7 +264,6 @@ class Summary:
     seeds: int
     target: Measured
     retained: tuple[Measured, ...]
-    kept: float
     loss: float
     relative_drift: float | None
     kl: dict[str, float]
@@ -310,7 +287,6 @@ def _summary(label: str, runs: Sequence[RunResult]) -> Summary:
         seeds=len(runs),
         target=_median([run.target for run in runs]),
         retained=tuple(map(_median, tests.values())),
-        kept=statistics.median(run.kept for run in runs),
         loss=statistics.median(run.loss for run in runs),
         relative_drift=statistics.median(drifts) if drifts else None,
         kl={n: statistics.median(run.kl[n] for run in runs if n in run.kl) for n in names},
@@ -370,10 +346,7 @@ class Results(Shown):
         return [_summary(label, runs) for label, runs in groups.items()]
 
     def recommendation(self, learn_at_least: float | None = None) -> Recommendation:
-        """The recipe that forgot least, of those that learned enough, and why.
-
-        Enough is ``learn_at_least`` of the best gain on the target: by default that of the results.
-        """
+        """The recipe to take, and why; ``learn_at_least`` replaces that of the results."""
         return recommend(self, learn_at_least)
 
     def command(self, label: str) -> str:

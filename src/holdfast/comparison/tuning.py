@@ -61,9 +61,9 @@ class Candidate:
     rung: float = 1.0
     is_default: bool = False
 
-    def beats(self, other: Candidate, half: str = "chosen") -> bool:
+    def beats(self, other: Candidate) -> bool:
         """Whether it is better in one objective and at least as good in the other."""
-        mine, theirs = (goals_in(getattr(one, half)) for one in (self, other))
+        mine, theirs = (goals_in(one.chosen) for one in (self, other))
         return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 
@@ -93,7 +93,6 @@ class Tuned(Shown):
         recipes: the recipes that were searched, each with its best candidate.
         settings, taken: the recipe found, as :meth:`Recipe.to_dict` writes it, and its candidate.
         default: the default settings of the recipe found, or None.
-        unmerged: the training run with the default settings at α = 1, or None.
         standard: standard fine-tuning, with the settings that are best on the target. None if it
             was not trained as long, or not at all.
         frontier: those that no other candidate beats on the half that settings are chosen on.
@@ -109,7 +108,6 @@ class Tuned(Shown):
     settings: dict[str, Any]
     taken: Candidate
     default: Candidate | None
-    unmerged: Candidate | None
     frontier: tuple[Candidate, ...]
     candidates: int
     trained: int
@@ -126,13 +124,13 @@ class Tuned(Shown):
 
     @classmethod
     def upgraded(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Version 1 had one recipe, version 2 also the second best one."""
+        """Version 1 had one recipe; both earlier ones had two more candidates."""
         if "recipe" in value:
             name = value.pop("recipe")
             counts = [value.get(key, 0) for key in ("trained", "pruned", "failed")]
             tried = {"recipe": name, "best": value.get("taken"), "trials": sum(counts)}
             value["recipes"] = [{**tried, "failed": counts[-1]}]
-        kept = {name: item for name, item in value.items() if name != "second"}
+        kept = {k: item for k, item in value.items() if k not in ("second", "unmerged")}
         return {**kept, "schema_version": 3}
 
     def to_yaml(self) -> str:
@@ -146,9 +144,8 @@ class Tuned(Shown):
     def document(self) -> Document:
         """The frontier as a comparison, and what is known about each recipe."""
         shown, asked = self.results().document(), self.recommendation()
-        figures = _searched.ON_THE_OTHER_HALF, *shown.answer.sentences
-        sentences = *asked.elsewhere, *self.sentences(), *figures
-        answer = Answer(asked.headline, sentences, next=shown.answer.next)
+        said = *asked.elsewhere, _searched.ON_THE_OTHER_HALF, *shown.answer.sentences
+        answer = Answer(asked.headline, (*said, *self.sentences()), next=shown.answer.next)
         several = len(self.recipes) > 1
         names = (f"{len(self.recipes)} recipes",) if several else (self.recipes[0].recipe,)
         first = _searched.by_recipe(self) if several else ()
@@ -168,10 +165,7 @@ class Tuned(Shown):
         """The frontier, the defaults and standard fine-tuning, on the half to report."""
         shown = self.default, self.standard, *self.frontier, self.taken
         runs = {one.reported.label: one.reported for one in shown if one}
-        return Results(
-            runs=tuple(runs.values()), plan=self.plan, taken=self.taken.reported.label,
-            learn_at_least=self.learn_at_least,
-        )  # fmt: skip
+        return Results(tuple(runs.values()), plan=self.plan, taken=self.taken.reported.label)
 
     def sentences(self) -> list[str]:
         """Summarize the search; figures are of the half that was not used for the choice."""
@@ -443,17 +437,13 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
     frontier = [one for one in longest if not any(other.beats(one) for other in longest)]
     frontier.sort(key=lambda one: goals_in(one.chosen))
     taken = _best(longest, tuning)
-    swept = next(one.swept for one in contenders.values() if one.label == taken.recipe)
     same = [one for one in longest if one.recipe == taken.recipe]
-    default = next((one for one in same if one.is_default), None)
     standard = [one for one in longest if one.recipe == STANDARD]
-    alike = [one for one in same if default and one.trial == default.trial and one is not default]
     return Tuned(
         recipes=tuple(_tried(name, of[name], found, taken, tuning) for name in names),
         settings=taken.chosen.settings,
         taken=taken,
-        default=default,
-        unmerged=next((one for one in alike if swept and one.values.get(swept) == 1.0), None),
+        default=next((one for one in same if one.is_default), None),
         frontier=tuple(frontier),
         candidates=len(found),
         trained=len(complete),

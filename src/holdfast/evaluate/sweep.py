@@ -82,10 +82,7 @@ class Sweep(Shown):
             )
 
     def recommendation(self, learn_at_least: float | None = None) -> Recommendation:
-        """The settings that forgot least, of those that learned enough, and why.
-
-        Enough is ``learn_at_least`` of the best gain on the target: by default that of the sweep.
-        """
+        """The settings to take, and why; ``learn_at_least`` replaces that of the sweep."""
         return recommend_point(self, learn_at_least)
 
     def command(self, point: SweepPoint) -> str:
@@ -188,7 +185,7 @@ def sweep(
                 try:
                     merge_on_disk(base, models, merged, one, progress=progress, **merging)
                     report = meter(f"{name}, {settings_text(settings)}", merged, recipe)
-                    report.settings.pop("command")  # it names a model that will be gone
+                    report.settings.pop("command", None)  # it names a model that will be gone
                 finally:
                     if not keep_models:
                         shutil.rmtree(merged, ignore_errors=True)

@@ -59,11 +59,11 @@ def _shown(
     rows = [_tests(summary) for summary in found]
     target, *tests = dict.fromkeys(key for row in rows for key in row)
     x = _axis(found, target)
-    seeds = [[100 * run.kept for run in summary.runs] for summary in found]
-    title = "Mean change on the retained tests, relative to before"
-    kept = Axis(title, _medians(seeds), start=0.0, lower_is_better=False, suffix=" %")
-    worst = {key: min(row[key].relative for row in rows if key in row) for key in tests}
-    drawn = sorted(tests, key=worst.__getitem__)[:MOST]
+    seeds = [[run.loss for run in summary.runs] for summary in found]
+    title = "Lost on the retained tests (1 is where a loss stops being little)"
+    kept = Axis(title, _medians(seeds), start=0.0, lower_is_better=True)
+    worst = {key: max(change_in(row[key]).loss for row in rows if key in row) for key in tests}
+    drawn = sorted(tests, key=worst.__getitem__, reverse=True)[:MOST]
     ys = [_axis(found, key) for key in tests if key in drawn]
     single = "The same for each retained test."
     if len(tests) > MOST:

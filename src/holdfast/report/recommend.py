@@ -1,16 +1,12 @@
-"""What to take: a recipe of a comparison, a point of a sweep, a model of a search. One rule.
+"""What to take, by one rule: a recipe of a comparison, a point of a sweep, a model of a search.
 
 Of the candidates that learned at least 95 % as much as the best one, take the one that forgot least
-(:func:`choose`).
-
-- To learn is the gain on the target over the pretrained model, in the metric's own units. Without a
-  gain, a model is no candidate.
-- To forget is the mean loss over the retained tests, on the scale of the verdict: 1 is where a loss
-  stops being little (0.05 nats per token, 5 % of a perplexity, 1 point). A gain is no loss.
-- Without retained tests, the candidate that moved least is taken: its predictions, by KL on inputs
-  that are not the target's and that no recipe was trained on; of a sweep, its weights.
-
-Recipes are compared by medians over seeds. Limits of a sweep only leave candidates out.
+(:func:`choose`). To learn is to gain on the target, in the metric's own units. To forget is to lose
+on the retained tests, on average over them and on the scale of the verdict: 1 is where a loss stops
+being little (0.05 nats per token, 5 % of a perplexity, 1 point), and a gain is no loss. Of recipes,
+medians over seeds count. Without retained tests, take the candidate that moved least: its
+predictions, by KL on inputs that are not the target's and that no recipe was trained on; of a
+sweep, its weights. Limits of a sweep only leave candidates out.
 """
 
 from __future__ import annotations
@@ -204,6 +200,7 @@ def recommend_point(sweep: Sweep, learn_at_least: float | None = None) -> Recomm
     if not within:
         headline = f"No {one} {limits}: keep the base, or try smaller changes of the weights."
         return Recommendation(headline, (*_nearest(sweep), *notes))
+    one, many = (noun + " within the limit" * bool(limits) for noun in (one, many))
     if limits and not targets:
         chosen, among = max((found[i] for i in within), key=lambda c: c.moved), []
         these = f"the {len(within)} (of {len(found)}) within the limit"
@@ -217,14 +214,13 @@ def recommend_point(sweep: Sweep, learn_at_least: float | None = None) -> Recomm
         settings = next((p.settings for p in sweep.points if p.kind == "base"), None)
         return Recommendation(headline, (*ends, *notes), settings=settings)
     else:
-        limit, how = " within the limit" * bool(limits), "stayed closest to the base"
-        reason = _reason(chosen, among, share, one + limit, many + limit, how)
+        reason = _reason(chosen, among, share, one, many, "stayed closest to the base")
     point = sweep.points[found.index(chosen)]
-    start = "Take" if point.kind == "merged" else "Keep"
+    take = f"Take {chosen.label}" if point.kind == "merged" else f"Keep {chosen.label}"
     limited = f"it {limits}, and " if limits else ""
     figures = _figures(chosen, (best, tuned), best if len(among) > 1 else None)
     return _taken(
-        f"{start} {chosen.label}: {limited}{reason}.", chosen, among, share, [*figures, *base],
+        f"{take}: {limited}{reason}.", chosen, among, share, [*figures, *base],
         [*notes, _CONFIRM], best=best.label if best else None, settings=point.settings,
         next=sweep.command(point),
     )  # fmt: skip

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from holdfast.report.document import Column, Section, Table
 from holdfast.report.recommend import lost
-from holdfast.report.words import NONE, cut, listed, plain, score_text, seconds
+from holdfast.report.words import NONE, cut, kept, listed, plain, reached, score_text, seconds
 
 if TYPE_CHECKING:
-    from holdfast.comparison.tuning import Candidate, Tried, Tuned
+    from holdfast.comparison.tuning import Tried, Tuned
 
-#: Before what is said of the models of the frontier.
+#: Before the figures of models.
 ON_THE_OTHER_HALF = (
-    "The recipe was chosen on one half of the tests. All figures, and what follows about the "
-    "models, are of the other half, on which another model may be better."
+    "The recipe was chosen on one half of the tests. All figures are of the other half, on which "
+    "another model may be better."
 )
 
 
@@ -37,7 +37,13 @@ def sentences(found: Tuned) -> list[str]:
     if found.taken.rung < 1:
         made = f"{_fraction(found.taken.rung)} of the updates"
         said.insert(0, f"No training was completed: the models compared made {made}.")
-    return [*said, *_beside_defaults(found)]
+    if found.default is not None and not found.taken.is_default:
+        other = found.default.reported
+        score = reached(other.target.name, other.target.metric, other.target.after)
+        said.append(" ".join([f"With the defaults: {score}.", *kept(other.retained)]))
+    elif found.default is None and len(found.recipes) == 1:
+        said.append("The trial with the default settings did not complete.")
+    return said
 
 
 def by_recipe(found: Tuned) -> tuple[Section, Section]:
@@ -88,34 +94,6 @@ def _stopped(found: Tuned) -> list[str]:
     if unseen := [one.recipe for one in found.recipes if not one.best and not one.failed]:
         stopped.append(f"Not measured: {listed(unseen, most=50)}.")
     return stopped
-
-
-def _beside_defaults(found: Tuned) -> list[str]:
-    if found.default is None:
-        one = len(found.recipes) == 1
-        return ["The trial with the default settings did not complete."] if one else []
-    if len(found.recipes) > 1 and found.taken == found.default:
-        return []
-    mine, theirs = found.taken.reported, found.default.reported
-    metric = mine.target.metric
-    less = f", and lost {lost(mine.loss)} ({lost(theirs.loss)})" if mine.retained else ""
-    beats = "beats" if found.taken.beats(found.default, "reported") else "does not beat"
-    better = f"{_better_than(found, found.default)} beat the defaults"
-    if found.unmerged:
-        count = _better_than(found, found.unmerged)
-        better += f", and {count} beat the defaults without merging"
-    of = "the defaults" if len(found.recipes) == 1 else "its defaults"
-    return [
-        "On the half of the tests that was not used for the choice, the recipe found has "
-        f"{score_text(metric, mine.target.after)} {plain(metric)} ({of}: "
-        f"{score_text(metric, theirs.target.after)}){less}: it {beats} the defaults in both.",
-        f"Of {len(found.frontier)} models on the frontier, {better}.",
-    ]
-
-
-def _better_than(found: Tuned, other: Candidate) -> int:
-    """How many of the frontier beat a candidate on the half to report."""
-    return sum(one.beats(other, "reported") for one in found.frontier)
 
 
 def _rank(one: Tried) -> tuple[float, float]:
