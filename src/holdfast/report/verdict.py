@@ -62,7 +62,7 @@ class Verdict(Answer):
         kept: the mean over the scores of the retained tests of the share that is left, each at most
             1; None without tests. The share is after/before for a score of which more is better,
             before/after for a perplexity or an error, and e^(before − after) for a loss in nats per
-            token, which is the ratio of the perplexities. A score that was 0 or less does not count.
+            token, which is the ratio of the perplexities. A score of 0 or less does not count.
     """
 
     forgotten: Forgotten = "unknown"
