@@ -107,13 +107,11 @@ def test_what_is_said():
     )
     assert said.sentences == (
         "recadam+flow learned 99.4 % as much as the best: perplexity 2.02 on new (0.703 nats per "
-        "token). It reads its old texts about as well as before: perplexity +4.0 % on old (+0.039 "
-        "nats per token).",
+        "token). It kept 96 % (worst: old, perplexity +4.0 %).",
         "flow learned most and forgot more: perplexity 2.012 on new (0.699 nats per token). It "
-        "reads its old texts worse than before: perplexity +21.0 % on old (+0.191 nats per token).",
+        "kept 83 % (worst: old, perplexity +21.0 %).",
         "Standard fine-tuning learned 99.0 % as much as the best and forgot more: perplexity 2.026 "
-        "on new (0.706 nats per token). It reads its old texts much worse than before: perplexity "
-        "+38.0 % on old (+0.322 nats per token).",
+        "on new (0.706 nats per token). It kept 72 % (worst: old, perplexity +38.0 %).",
         "The pretrained model: perplexity 4.039 on new (1.396 nats per token).",
         "At least 90 %: wise-ft; 98 and 99 %: the same.",
         "Only one seed was run: small differences may be chance.",

@@ -6,7 +6,6 @@ predictions is not yet forgetting: without tests, forgetting is unknown.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -18,12 +17,13 @@ from holdfast.report.words import (
     Change,
     change_of,
     kind_of,
-    left_of,
     listed,
     nats,
     percent,
     plain,
     score_text,
+    share_kept,
+    share_text,
 )
 
 if TYPE_CHECKING:
@@ -183,8 +183,7 @@ def _grade(report: ForgettingReport, retained: Sequence[Judged]) -> tuple[Forgot
     if lost := [j for j in retained if j.change.outcome == "lost"]:
         worst = lost[0].change
         forgotten: Forgotten = "little" if worst.loss < 1 else "some" if worst.loss < 2 else "much"
-        what = "perplexity " * (worst.kind == "perplexity")
-        where = f" (worst: {lost[0].name}, {what}{worst.told})"
+        where = f" (worst: {lost[0].name}, {worst.told})"
     elif any(j.change.outcome == "no interval" for j in finite):
         return "unknown", "The changes on the retained tests cannot be distinguished from chance."
     elif finite:
@@ -192,7 +191,7 @@ def _grade(report: ForgettingReport, retained: Sequence[Judged]) -> tuple[Forgot
     else:
         forgotten, where = "nothing" if _is_same(report) else "unknown", ""
     kept = _kept(retained)
-    share = "" if kept is None else f": kept {_share(kept)}"
+    share = "" if kept is None else f": kept {share_text(kept)}"
     return forgotten, f"{GRADES[forgotten]}{share}{where}."
 
 
@@ -206,13 +205,9 @@ def _is_same(report: ForgettingReport) -> bool:
 
 
 def _kept(retained: Sequence[Judged]) -> float | None:
-    shares = [share for j in retained if (share := left_of(j.score)) is not None]
-    return sum(shares) / len(shares) if shares else None
-
-
-def _share(kept: float) -> str:
-    """A share in percent, which says 100 only if all is kept."""
-    return f"{math.floor(1000 * kept) / 10:g} %" if kept > 0.985 else f"{100 * kept:.0f} %"
+    return share_kept(
+        (s.metric, s.lower_is_better, s.before.value, s.after.value) for _, s, _ in retained
+    )
 
 
 def _learned(targets: Sequence[Judged]) -> list[str]:

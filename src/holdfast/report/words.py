@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -76,17 +76,9 @@ class Change:
 
     @property
     def told(self) -> str:
-        """The same for a sentence: of a large rise in perplexity ``25-fold``."""
-        return self.amount if self.amount.endswith("-fold") else self.signed
-
-    @property
-    def grade(self) -> str:
-        """How a model does after the change, by the size of the loss."""
-        if self.loss <= -1:
-            return "better than before"
-        if self.loss < 1:
-            return "about as well as before"
-        return "worse than before" if self.loss < 2 else "much worse than before"
+        """The same for a sentence: ``perplexity +8.3 %``, of a large rise ``25-fold``."""
+        said = self.amount if self.amount.endswith("-fold") else self.signed
+        return f"perplexity {said}" if self.kind == "perplexity" else said
 
     @property
     def margin(self) -> str:
@@ -151,22 +143,31 @@ def change_in(test: Measured, before: float | None = None, after: float | None =
     return change(test.metric, test.lower_is_better, before, Span(after - before))
 
 
-def left_of(score: Score) -> float | None:
-    """The share that is left of a score, at most 1; None where it is not a share of anything.
+def share_kept(scores: Iterable[tuple[str, bool, float, float]]) -> float | None:
+    """The mean share that is left of some scores, each at most 1; None if none is a share.
 
-    >>> from holdfast.evaluate.report import Estimate, Score
-    >>> def at(value): return Estimate(value, None, None, 100)
-    >>> left_of(Score("wiki", "perplexity", True, at(20.0), at(25.0), at(5.0)))
-    0.8
+    The scores are given as (metric, whether lower is better, before, after).
+
+    >>> share_kept([("perplexity", True, 20.0, 25.0), ("accuracy", False, 0.5, 0.6)])
+    0.9
     """
-    before, after = score.before.value, score.after.value
-    if kind_of(score.metric) == "nll":
-        return min(1.0, _exp(before - after)) if is_finite(before - after) else None
-    if not (is_finite(before) and is_finite(after) and before > 0):
-        return None
-    return max(
-        0.0, min(1.0, before / max(before, after) if score.lower_is_better else after / before)
-    )
+    shares = []
+    for metric, lower_is_better, before, after in scores:
+        if kind_of(metric) == "nll" and is_finite(before - after):
+            shares.append(min(1.0, _exp(before - after)))
+        elif kind_of(metric) != "nll" and is_finite(before) and is_finite(after) and before > 0:
+            left = before / max(before, after) if lower_is_better else after / before
+            shares.append(max(0.0, min(1.0, left)))
+    return sum(shares) / len(shares) if shares else None
+
+
+def share_text(share: float) -> str:
+    """A share in percent, which says 100 only if all is kept.
+
+    >>> share_text(0.934), share_text(0.9996), share_text(1.0)
+    ('93 %', '99.9 %', '100 %')
+    """
+    return f"{math.floor(1000 * share) / 10:g} %" if share > 0.985 else f"{100 * share:.0f} %"
 
 
 def settings_text(settings: Mapping[str, float], between: str = ", ") -> str:
@@ -198,58 +199,22 @@ def reached(test: str, metric: str, value: float) -> str:
 
 
 def kept(tests: Sequence[Measured]) -> list[str]:
-    """How a model does on what it could do before: one sentence for each kind of test.
+    """How much a model kept of what it could do before, as a sentence; none without tests.
 
     >>> from holdfast.comparison.results import Measured
     >>> prose = Measured("prose", "perplexity", True, 20.0, 20.2, None, None, 500)
-    >>> code = Measured("code", "perplexity", True, 10.0, 10.3, None, None, 500)
-    >>> piqa = Measured("piqa", "accuracy", False, 0.648, 0.629, None, None, 500)
-    >>> kept([prose])[0].partition(":")[0]
-    'It reads its old texts about as well as before'
-    >>> kept([prose, code])[0].partition(": ")[2]
-    'perplexity +2.0 % on average (+0.020 nats per token), worst on code (+3.0 %).'
-    >>> kept([piqa])[0]
-    'It solves its old tasks worse than before: −1.9 points on piqa.'
+    >>> code = Measured("code", "perplexity", True, 10.0, 10.5, None, None, 500)
+    >>> kept([prose, code])
+    ['It kept 97 % (worst: code, perplexity +5.0 %).']
     """
-    groups: dict[str, list[tuple[str, Change]]] = {}
-    for test in tests:
-        is_text = (kind := kind_of(test.metric)) in ("nll", "perplexity")
-        group = "texts" if is_text else plain(test.metric) if kind == "other" else kind
-        found = _perplexity_change(test) if is_text else change_in(test)
-        groups.setdefault(group, []).append((plain(test.name), found))
-    return [_kept(rows, group == "texts") for group, rows in groups.items()]
-
-
-def _kept(rows: Sequence[tuple[str, Change]], are_texts: bool) -> str:
-    if odd := [name for name, found in rows if found.outcome == "not finite"]:
-        return f"It gives NaN or infinity on {listed(odd)}."
-    changes = [found for _, found in rows]
-    value, loss = _mean([c.value for c in changes]), _mean([c.loss for c in changes])
-    mean = replace(changes[0], value=value, loss=loss)
-    does = "reads its old texts" if are_texts else "solves its old tasks"
-    text = f"It {does} {mean.grade}: {'perplexity ' * are_texts}{mean.told}"
-    text += f" on {rows[0][0]}" if len(rows) == 1 else " on average"
-    if are_texts:
-        moved = _mean([math.log1p(c.value / 100) for c in changes])
-        text += f" ({change('nll', True, 0.0, Span(moved)).signed})"
-    name, worst = max(rows, key=lambda row: row[1].loss)
-    return f"{text}{f', worst on {name} ({worst.told})' if worst.loss > loss else ''}."
-
-
-def _perplexity_change(test: Measured) -> Change:
-    """The change of a text's perplexity, also if the test has its logarithm, the nll."""
-    ratio = math.nan
-    if kind_of(test.metric) == "nll":
-        ratio = _exp(test.change)
-    elif 0 < test.before < math.inf:
-        ratio = test.after / test.before
-    # No perplexity falls to a billionth: such a score is not one.
-    moved = Span(ratio - 1 if ratio > 1e-9 else math.nan)
-    return change("perplexity", test.lower_is_better, 1.0, moved)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    share = share_kept((t.metric, t.lower_is_better, t.before, t.after) for t in tests)
+    if odd := [plain(test.name) for test in tests if not is_finite(test.after)]:
+        return [f"It gives NaN or infinity on {listed(odd)}."]
+    if share is None:
+        return []
+    name, worst = max(((plain(t.name), change_in(t)) for t in tests), key=lambda row: row[1].loss)
+    where = f" (worst: {name}, {worst.told})" if worst.loss > 0 else ""
+    return [f"It kept {share_text(share)}{where}."]
 
 
 def _exp(value: float) -> float:
