@@ -103,8 +103,8 @@ def add_options(parser: Parser) -> None:
     )  # fmt: skip
     merging.add_argument(
         "--retain", type=share, metavar="X%",
-        help="with --sweep: take only a model that keeps X% of every retained score of the base; "
-        "it is written",
+        help="with --sweep: take only a model that keeps X% of every retained score of the base, "
+        "and write it",
     )  # fmt: skip
     merging.add_argument(
         "--retain-kl", type=NUMBER, metavar="X",

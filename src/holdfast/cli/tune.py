@@ -1,4 +1,4 @@
-"""Search the best recipe and its settings with Optuna: the best on the target that forgets little.
+"""Search a recipe and its settings with Optuna: of those that learn enough, what forgets least.
 Without --model and --config, it runs on a small model that comes with holdfast, offline.
 
 examples:

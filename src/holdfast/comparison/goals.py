@@ -26,10 +26,7 @@ def goals_in(result: RunResult) -> tuple[float, float]:
 
 
 def merit_in(result: RunResult) -> float:
-    """The one objective of successive halving, higher is better.
-
-    A loss that stops being little counts as much as 5 % of the gain, as in the recommendation.
-    """
+    """The one objective of successive halving, higher is better."""
     lost = goals_in(result)[1]
     share = lost * (1 - LEARN_AT_LEAST) if result.retained else lost
     return halving.merit_of(result.target.gain, share)

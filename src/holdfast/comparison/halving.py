@@ -5,15 +5,14 @@ so at a rung the learning rate is that of the middle of its schedule, the same f
 
 At a rung, candidates are ranked by their *merit*, because Optuna's pruners need one number:
 
-    merit = gain on the target / (1 + what was lost on the retained tests)
+    merit = gain on the target / (1 + 0.05 * what was lost on the retained tests)
 
-For candidates with a gain, the order does not depend on the unit of the target, and no weight has
-to be chosen. Candidates without a gain come after them, and their order does depend on the unit. A
-candidate
-that is worse in one of the two and not better in the other has less merit, so none that belongs on
-the frontier is ranked below one that it beats. The merit decides which trainings go on, what the
-sampler draws, and which model the progress calls the best so far. The recipe to take is chosen by
-the rule of the recommendation.
+For candidates with a gain, the order does not depend on the unit of the target. A loss that stops
+being little weighs like 5 % of the gain, as in the recommendation. Candidates without a gain come
+after them, and their order does depend on the unit. A candidate that is worse in one of the two and
+not better in the other has less merit, so none that belongs on the frontier is ranked below one
+that it beats. The merit decides which trainings go on, what the sampler draws, and which model the
+progress calls the best so far. The recipe to take is chosen by the rule of the recommendation.
 """
 
 import math

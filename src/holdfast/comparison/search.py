@@ -88,8 +88,7 @@ class Tuning(NamedSettings):
         space: ranges to search instead of the defaults: the name of a setting and its two ends.
         alphas: values of the setting that the merging sweeps (α of WiSE-FT) to test each trained
             model at, besides the proposed one.
-        learn_at_least: of the models that have this share of the best gain on the target, the one
-            that forgot least is taken.
+        learn_at_least: share of the best gain on the target that the recipe found has at least.
         prune: stop training runs early. With several recipes or a budget, two thirds stop at 1/9 of
             the updates, and two thirds of the others at 1/3. Else those stop that are worse, on the
             target and on the retained tests, than half of the others were at the same update; not

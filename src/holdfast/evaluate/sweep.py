@@ -90,9 +90,9 @@ class Sweep(Shown):
         method = next((e.name for e in methods("merging") if e.cls.__name__ == self.method), "")
         if point.kind != "merged" or not method:
             return ""
+        settings = {**self.fixed, **point.settings}.items()
         words = ["holdfast", "merge", self.base, *self.tuned.split(", "), "--method", method]
-        for name, value in {**self.fixed, **point.settings}.items():
-            words += [f"--{name}", f"{value:g}"]
+        words += (word for name, value in settings for word in (f"--{name}", f"{value:g}"))
         return plain(shlex.join([*words, "--out", "merged"]))
 
     def rows(self) -> list[dict[str, Any]]:
@@ -140,8 +140,7 @@ def sweep(
             such as 0.99.
         max_kl: recommend only a model whose context-free divergence is at most this, in nats per
             token.
-        learn_at_least: of the models that have this share of the best gain on the target, the one
-            that forgot least is recommended.
+        learn_at_least: share of the best gain on the target that a recommended model has at least.
         drift, loader, progress, tests: as for :func:`holdfast.measure`.
 
     Example:

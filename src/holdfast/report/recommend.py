@@ -189,7 +189,8 @@ def recommend_point(sweep: Sweep, learn_at_least: float | None = None) -> Recomm
     base = [f"The base: {c.says}" for c, kind in rows if kind == "base" and c.says][:1]
     ends = [f"The tuned model: {tuned.says}", *base] if tuned else base
     notes = [NO_TESTS] if all(c.loss is None for c in found) else []
-    one, many = _nouns(sweep)
+    names = [symbol(name) for name in sweep.points[0].settings]
+    one, many = (names[0], f"values of {names[0]}") if len(names) == 1 else ("point", "points")
     limits, within = _within_limits(sweep)
     among = [rows[i][0] for i in within if rows[i][1] != "base"]
     chosen, best = choose(among, share), choose(among, 1.0)
@@ -360,12 +361,6 @@ def _context_free(sweep: Sweep) -> list[float]:
     ]
     found = [math.inf if math.isnan(kl) else kl for kl in found]
     return found if any(map(is_finite, found)) else []
-
-
-def _nouns(sweep: Sweep) -> tuple[str, str]:
-    """What the points of a sweep differ in, its setting or its settings: one and several."""
-    names = [symbol(name) for name in sweep.points[0].settings]
-    return ("point", "points") if len(names) > 1 else (names[0], f"values of {names[0]}")
 
 
 def _name(point: SweepPoint) -> str:
