@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -111,6 +112,19 @@ def test_it_names_the_command_that_measures_the_model(more, tests, capsys):
     assert finetune(*more) == 0
     model = "bert" if "--model=bert" in more else MODEL
     assert capsys.readouterr().out.splitlines()[-1] == f"holdfast measure {model} out {tests}"
+
+
+def test_a_low_target_after_one_epoch_is_trained_for_longer(capsys):
+    save_bert("bert")
+    rows = [{"text": text, "label": text[-1]} for text in ("a x", "b y") for _ in range(4)]
+    Path("labeled.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = ["--model=bert", "--data=labeled.jsonl", "--lr=1e-6", "--recipe=standard"]
+    assert main(["finetune", *given, "--epochs=1", "--out=out"]) == 0
+    capsys.readouterr()
+    assert main(["measure", "bert", "out", "--target=labeled.jsonl"]) == 0
+    longer = "holdfast finetune --config out/config.yaml --epochs 3 --out out-3-epochs"
+    assert capsys.readouterr().out.splitlines()[-1] == f"Next: {longer}"
+    assert main(shlex.split(longer)[1:]) == 0
 
 
 def test_a_recipe_without_a_learning_rate_of_its_own(capsys):

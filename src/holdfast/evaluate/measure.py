@@ -300,10 +300,10 @@ class Meter:
         words += ["--trust-remote-code"] * loader.trust_remote_code
         words += ["--allow-pickle"] * loader.allow_pickle
         found: dict[str, str | float] = {"command": shlex.join(["holdfast", "measure", *words])}
-        with contextlib.suppress(OSError, TypeError, ValueError):  # none, or one of another tool
-            file = Path(str(tuned), "config.yaml")
+        file = Path(words[1], "config.yaml")
+        with contextlib.suppress(AttributeError, KeyError, OSError, TypeError, ValueError):
             given: Any = parse_yaml(file.read_text(encoding="utf-8"), str(file))
-            if (given.get("max_updates"), given.get("patience")) == (None, None):
+            if (given["max_updates"], given["patience"]) == (None, None):
                 found["epochs"] = float(given["epochs"])
         return found
 

@@ -21,25 +21,25 @@ _SWEEP = ["--sweep", "0.5", "0.7", "0.85", "1"]
 def next_step(report: ForgettingReport, forgotten: str) -> str:
     """Say what to do with a model that forgot ``forgotten`` (:class:`~.verdict.Verdict`).
 
-    A model that was not tested is tested. A target that did not improve, or that is low after a few
-    epochs, is trained for longer. If some or much is forgotten, the model is merged with its base.
-    Otherwise it is ready.
+    If the target did not improve, or is low after a few epochs, train for longer. If forgetting was
+    not tested, test it. If some or much is forgotten, merge with the base. Otherwise, use it.
     """
     models, tests = words_of(report)
     targets = [score for score in report.scores if score.role == "target"]
+    learned = any(change_of(score).outcome == "gained" for score in targets)
+    lost = forgotten in ("some", "much")
+    if targets and not learned and lost:
+        return "train again at another learning rate."
+    if targets and (not learned or _is_low(report, targets)) and (longer := _longer(report)):
+        return longer
     if forgotten == "unknown":
         if any(score.role == "retained" for score in report.scores):
             return "test more samples."
         per = next((d.per for d in report.divergences), "")
         return _command("measure", models, tests, _TESTS.get(per, ["--retained", "FILE"]))
-    learned = any(change_of(score).outcome == "gained" for score in targets)
     if targets and not learned:
-        if forgotten in ("some", "much"):
-            return "train again at another learning rate."
-        return _longer(report) or "train for longer, or at a higher learning rate."
-    if _is_low(report, targets) and (longer := _longer(report)):
-        return longer
-    if forgotten in ("some", "much"):
+        return "train for longer, or at a higher learning rate."
+    if lost:
         out = f"{models[1]}-merged" if models[1] != "TUNED" else "merged"
         return _command("merge", models, _SWEEP, tests, ["--out", out])
     if not targets:
