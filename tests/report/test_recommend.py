@@ -113,7 +113,7 @@ def test_what_is_said():
         "Standard fine-tuning learned 99.0 % as much as the best and forgot more: perplexity 2.026 "
         "on new (0.706 nats per token). It kept 72 % (worst: old, perplexity +38.0 %).",
         "The pretrained model: perplexity 4.039 on new (1.396 nats per token).",
-        "At least 90 %: wise-ft; 98 and 99 %: the same.",
+        "With another share: wise-ft at 90 %, the same at 98 and 99 %.",
         "Only one seed was run: small differences may be chance.",
         "The choice was made on these samples: confirm it on others.",
     )

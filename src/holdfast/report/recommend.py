@@ -131,10 +131,8 @@ class Recommendation(Answer):
         for share, label in self.at.items():
             name = "the same" if label == self.label else plain(label)
             shares.setdefault(name, []).append(f"{100 * share:g}")
-        if [*shares] == ["the same"]:
-            return [f"The choice is the same at {listed(shares['the same'])} %."]
-        said = "; ".join(f"{listed(some)} %: {name}" for name, some in shares.items())
-        return [f"At least {said}."] if said else []
+        said = ", ".join(f"{name} at {listed(some)} %" for name, some in shares.items())
+        return [f"With another share: {said}."] if said else []
 
 
 def recommend(
