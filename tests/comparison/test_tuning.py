@@ -624,7 +624,7 @@ def test_the_rule_is_that_of_a_comparison():
     said = str(found.document().answer)
     assert said.startswith(
         "Take l2-sp: of the 2 models on the frontier that learned at least 95 % as much as the "
-        "best (lora), it forgot least.\nWith another share: the same at 90 and 98 %, lora at 99 %.\n"
+        "best (lora), it forgot least.\nWith another share: the same at 90 and 98 %, lora at 99 %."
     )
     assert "Standard fine-tuning learned 97.1 % as much as the best and forgot more: perp" in said
     assert found.results().recommendation().label == "l2-sp"
