@@ -26,12 +26,14 @@ def test_the_steps_of_the_workflow(tmp_path, noise, code, word):
     steps = {step["name"]: step for step in workflow["jobs"]["gate"]["steps"] if "run" in step}
     assert list(steps) == ["Install", "Check", "Summary"]
     assert steps["Summary"]["if"] == "always()"
-    assert set(workflow["env"]) == {"BASE", "TUNED", "HOLDFAST"}
+    assert set(workflow["env"]) == {"BASE", "TUNED", "TARGET", "MAX_TARGET_LOSS", "HOLDFAST"}
     base = make_llama(limit=128, scale=0.3)
     save(base, tmp_path / "base", make_tokenizer())
     save(noisy(base, noise), tmp_path / "tuned", make_tokenizer())
+    (tmp_path / "dev.jsonl").write_text('{"prompt": "two", "completion": " three"}\n')
     summary, commands = tmp_path / "step-summary.md", f"{Path(sys.executable).parent}"
     given = {"BASE": "base", "TUNED": "tuned", "GITHUB_STEP_SUMMARY": str(summary)}
+    given |= {"TARGET": "dev.jsonl", "MAX_TARGET_LOSS": "100"}
     given["PATH"] = f"{commands}{os.pathsep}{os.environ['PATH']}"
     codes = [
         subprocess.run(["bash", "-e", "-c", steps[name]["run"]], cwd=tmp_path,
