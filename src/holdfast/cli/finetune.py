@@ -194,21 +194,20 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
 
 def measure_command(options: argparse.Namespace, out: Path, task: TrainingData) -> str:
     """The command that tests the model: on the rows for validation, and on what it could do."""
-    target = [options.validation] if _is_named(options.validation) else []
-    given = {
-        "target": target, "text": options.text, "retained": options.retained,
-        "similarity": options.similarity,
-    }  # fmt: skip
-    if names_of(options.data) == names_of(builtin.NAME):
-        given["target"] = target or [f"{builtin.NAME}:dev"]
-        given["text"] = options.text or [builtin.NAME]
-    tests = [word for name, some in given.items() if some for word in (f"--{name}", *some)]
-    if options.columns:
-        tests += ["--columns", *(f"{name}={column}" for name, column in options.columns.items())]
-    if not any(given[name] for name in ("text", "retained", "similarity")):
+    ours = names_of(options.data) == names_of(builtin.NAME)
+    other: Any = "builtin:dev" if ours else ()
+    tests = Suite(
+        target=options.validation if _is_named(options.validation) else other,
+        text=options.text or (["builtin"] if ours else []),
+        data=options.retained,
+        similarity=options.similarity,
+        columns=options.columns,
+    )
+    words = tests.words()
+    if not (tests.text or tests.data or tests.similarity):
         writes = task.head is None and task.loader.cannot_generate(options.model) is None
-        tests += ["--skills"] if writes else [] if tests else ["--target", "FILE"]
-    return shlex.join(["holdfast", "measure", options.model, str(out), *tests])
+        words += ["--skills"] if writes else [] if words else ["--target", "FILE"]
+    return shlex.join(["holdfast", "measure", options.model, str(out), *words])
 
 
 def track(out: Path, options: argparse.Namespace) -> TrackedRun | None:
