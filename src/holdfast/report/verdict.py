@@ -56,6 +56,7 @@ class Verdict(Answer):
     """The answer of a forgetting report: the grade, what was learned, details, what to do next.
 
     Attributes:
+        next: what to do next: a command, or that the model can be used.
         forgotten: the grade, by the worst loss. Little is below 1 point, 0.05 nats per token or 5 %
             of perplexity; much is at least 5 points, 0.25 nats per token or 28 %. For other metrics
             the limits are 2 and 10 % of the value before. ``"unknown"`` if it was not tested.
