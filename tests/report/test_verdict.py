@@ -5,7 +5,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from holdfast.evaluate.report import Divergence, Drift, DriftRow, Estimate, ForgettingReport, Score
+from holdfast.evaluate.report import (
+    Divergence,
+    Drift,
+    DriftRow,
+    Estimate,
+    ForgettingReport,
+    Score,
+    Vocabulary,
+)
 from holdfast.report.verdict import verdict
 from holdfast.report.words import change_of
 from report.reports import reports
@@ -152,6 +160,13 @@ def test_nan_weights_of_the_base():
     assert said.headline == "The base model is broken: 1 tensor holds NaN or infinity (a.weight)."
     assert said.sentences[0].startswith("The tuned model is broken: 1 tensor holds")
     assert said.forgotten == "unknown"
+
+
+def test_of_two_vocabularies_the_common_rows_are_compared():
+    two = replace(drift(), vocabulary=Vocabulary(500, 502, ("<|tool|>", "<|end|>")))
+    said = str(verdict(report(drift=two)))
+    assert "Only the rows of tokens that both models have are compared." in said
+    assert "merged" not in said
 
 
 def test_without_an_interval_it_may_be_chance():
