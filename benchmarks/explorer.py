@@ -539,13 +539,16 @@ def others() -> Iterable[Table]:
     for name in ("digits", "additivity", "additivity_lm"):
         rows = [{"method": method, **row} for method, row in read("speed", name)["medians"].items()]
         yield name, rows, {"like": "digits"}
-    reports = {name: read("speed", f"forgetting_{name}")["report"]
-               for name in ("standard", "recadam_flow")}
-    rows = [{"recipe": name, "test": f"{s['name']}, {s.get('metric', 'KL')}",
-             "before": s.get("before", {}).get("value"), "change":
-             [s.get("change", s.get("kl"))[end] for end in ("value", "low", "high")]}
-            for name, one in reports.items() for s in one["scores"] + one["divergences"]]
-    yield "forgetting", rows, {}
+    two = {name: read("speed", f"forgetting_{name}")["report"]
+           for name in ("standard", "recadam_flow")}
+    first = {row["recipe"]: row for row in read("speed", "first_run")["rows"]}
+    for title, reports in (("forgetting", two), ("first_run", first)):
+        rows = [{"recipe": name, "test": f"{s['name']}, {s.get('metric', 'KL')}",
+                 "before": s.get("before", {}).get("value"), "change":
+                 [s.get("change", s.get("kl"))[end] for end in ("value", "low", "high")]}
+                for name, one in reports.items()
+                for s in one["scores"] + one.get("divergences", [])]
+        yield title, rows, {}
     rows = [{"recipe": row["name"], "check": f"{c['name']} ({c['limit']})", "value, %":
              100 * c["value"], "at most, %": 100 * c["most"], "passed": c["passed"],
              "target loss": row["target"]["nll"][1], "exit code": row["exit_code"]}
