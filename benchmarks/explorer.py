@@ -525,12 +525,12 @@ def others() -> Iterable[Table]:
     for end in ("default", "methods", "smollm2_gsm8k", "minilm_rte"):
         yield compared(f"compare_{end}")
     tuned = read("speed", "tune_default")
-    points = {"taken": tuned["taken"], "defaults": tuned["default"], "not merged":
-              tuned["unmerged"], **{f"trial {p['trial']}": p for p in tuned["frontier"]}}
+    points = {"taken": tuned["taken"], "defaults": tuned["default"],
+              **{f"trial {p['trial']}": p for p in tuned["frontier"]}}
     rows = [{"point": title, "half": half, "GSM8K loss": one[half]["target"]["after"],
              "lost, mean rise %": statistics.mean(100 * (t["after"] / t["before"] - 1)
                                                   for t in one[half]["retained"]), **one["values"]}
-            for title, one in points.items() for half in ("chosen", "reported") if one.get(half)]
+            for title, one in points.items() if one for half in ("chosen", "reported")]
     yield "tune_default", rows, {}
     for name in ("budget_smollm2", "budget_embedded"):
         rows = [{**row, "budget": str(row["budget"])}

@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from holdfast.evaluate.sweep import Sweep
 from holdfast.io.files import read_json
 from holdfast.io.outputs import claim, claim_file, maker_of, output_name
 from holdfast.io.storage import Place
+from holdfast.report import LEARN_AT_LEAST
 from holdfast.report.printing import tell_line
 from holdfast.report.shown import Shown
 
@@ -138,13 +140,15 @@ def open_results(file: Path) -> Shown:
 
 def unfinished(folder: Path) -> Results:
     """Return the finished runs of a comparison that is running, or was stopped."""
-    parser, plan = Parser(), None
+    parser, plan, share = Parser(), None, LEARN_AT_LEAST
     compare.add_options(parser)
     with contextlib.suppress(OSError, TypeError, ValueError, ImportError):  # then without its plan
-        plan = settings_from(Plan, parser.parse([f"--config={folder / 'config.yaml'}"]))
+        options = parser.parse([f"--config={folder / 'config.yaml'}"])
+        share = options.learn_at_least
+        plan = settings_from(Plan, options)
     results = finished_in(folder, plan)
     if results is None:
         raise ValueError(f"{folder} contains neither {', '.join(FILES)} nor finished runs")
     total = "more" if plan is None else len(plan.runs)
     say(f"{len(results.runs)} of {total} runs are finished", "unfinished")
-    return results
+    return replace(results, learn_at_least=share)

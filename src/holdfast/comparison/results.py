@@ -29,9 +29,10 @@ from holdfast.io import codec as _codec
 from holdfast.io.files import write_text
 from holdfast.io.storage import Place
 from holdfast.recipe import Recipe, difference
+from holdfast.report import LEARN_AT_LEAST
 from holdfast.report import comparison as _shown
 from holdfast.report.document import Document
-from holdfast.report.recommend import LEARN_AT_LEAST, Recommendation, forgotten, recommend
+from holdfast.report.recommend import Recommendation, forgotten, recommend
 from holdfast.report.shown import Shown
 from holdfast.report.words import change_in
 

@@ -61,7 +61,7 @@ from holdfast.hosts.watching import Observer
 from holdfast.io import codec as _codec
 from holdfast.io.models import Loader
 from holdfast.recipe import Recipe, read_recipe
-from holdfast.report.recommend import LEARN_AT_LEAST
+from holdfast.report import LEARN_AT_LEAST
 from holdfast.run import Run, resolved
 from holdfast.scoring.scorer import score
 from holdfast.stages import Trainable

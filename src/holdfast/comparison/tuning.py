@@ -25,7 +25,7 @@ from holdfast.comparison import study as _study
 from holdfast.comparison.clock import Clock, spent
 from holdfast.comparison.contenders import RECIPE, Contender, label_of
 from holdfast.comparison.crew import Crew, PerGpu, crew_for
-from holdfast.comparison.goals import goals_in
+from holdfast.comparison.goals import OBJECTIVES, goals_in
 from holdfast.comparison.inputs import paths_of, warn_of_known_target
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.results import Results, RunResult
@@ -36,9 +36,10 @@ from holdfast.io.files import first_line
 from holdfast.io.outputs import claim, refuse_link, write_changed
 from holdfast.io.storage import Place
 from holdfast.recipe import Recipe
+from holdfast.report import LEARN_AT_LEAST
 from holdfast.report import searched as _searched
 from holdfast.report.document import Answer, Document
-from holdfast.report.recommend import LEARN_AT_LEAST, STANDARD, Recommendation, recommend
+from holdfast.report.recommend import STANDARD, Recommendation, recommend
 from holdfast.report.shown import Shown
 
 
@@ -391,13 +392,15 @@ def _check_same(study: Any, plan: Plan, tuning: Tuning) -> None:
     plan = replace(plan, training=replace(plan.training, save_seconds=0.0))
     free = replace(tuning, trials=None, budget=None)
     mine = {**_codec.encode(plan), **_codec.encode(free), "contents": plan.contents}
-    mine["halves"] = tuning.halves
+    mine |= {"halves": tuning.halves, "objectives": OBJECTIVES}
     del mine["learn_at_least"]
     theirs = study.user_attrs.get("search", mine)
     if not isinstance(theirs, dict):
         raise TypeError(f"search is {theirs!r}")
     if other := [name for name in mine if mine[name] != theirs.get(name)]:
         what = "one has a budget" if other == ["halves"] else f"it differs in {other[0]}"
+        if "objectives" in other:
+            what = "an earlier version of holdfast began it, with other objectives"
         raise ValueError(f"the study holds another search ({what}): choose another --out or --name")
     study.set_user_attr("search", mine)
 

@@ -31,9 +31,10 @@ from holdfast.io.merge import check_number, merge_on_disk
 from holdfast.io.models import Loader
 from holdfast.recipe import recipe_beside
 from holdfast.registry import methods
+from holdfast.report import LEARN_AT_LEAST
 from holdfast.report import sweep as _shown
 from holdfast.report.document import Document
-from holdfast.report.recommend import LEARN_AT_LEAST, Recommendation, recommend_point
+from holdfast.report.recommend import Recommendation, recommend_point
 from holdfast.report.shown import Shown
 from holdfast.report.words import plain, settings_text
 from holdfast.stages import Merging

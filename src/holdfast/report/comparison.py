@@ -61,7 +61,7 @@ def _shown(
     x = _axis(found, target)
     seeds = [[run.loss for run in summary.runs] for summary in found]
     title = "Lost on the retained tests (1 is where a loss stops being little)"
-    kept = Axis(title, _medians(seeds), start=0.0, lower_is_better=True)
+    losses = Axis(title, _medians(seeds), start=0.0, lower_is_better=True)
     worst = {key: max(change_in(row[key]).loss for row in rows if key in row) for key in tests}
     drawn = sorted(tests, key=worst.__getitem__, reverse=True)[:MOST]
     ys = [_axis(found, key) for key in tests if key in drawn]
@@ -75,8 +75,8 @@ def _shown(
     return [
         Section(
             "What is learned and what is kept",
-            _about(found, chosen, out_of_view(marks, x, kept)),
-            (frontier(marks, x, kept, wide=True),) if tests else (),
+            _about(found, chosen, out_of_view(marks, x, losses)),
+            (frontier(marks, x, losses, wide=True),) if tests else (),
         ),
         Section(
             "Test by test",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast._torch.checks import positive_share
 from holdfast._torch.finite import is_finite
-from holdfast.report import LEARN_AT_LEAST as LEARN_AT_LEAST
+from holdfast.report import LEARN_AT_LEAST
 from holdfast.report.document import Answer
 from holdfast.report.verdict import NO_TESTS, on_split, verdict
 from holdfast.report.words import (
