@@ -4,6 +4,7 @@ import importlib.util
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_model_knows_its_three_kinds_of_text(loaded):
 
 
 def test_the_names_stand_for_the_model_the_data_and_the_texts():
-    assert builtin.located("builtin", "model") == [str(builtin.MODEL)]
+    assert builtin.located_model("builtin") == str(builtin.MODEL)
     assert names_of(["builtin", "builtin:dev"]) == [str(builtin.TRAIN), str(builtin.DEV)]
     assert [*open_weights("builtin")] == [*open_weights(builtin.MODEL)]
     assert Loader().config_of("builtin").num_hidden_layers == 5
@@ -78,22 +79,27 @@ def test_the_names_stand_for_the_model_the_data_and_the_texts():
 
 
 def test_another_name_in_builtin_is_an_error():
-    for kind, name in (("data", "builtin:train"), ("model", "builtin:dev"), ("text", "builtin:x")):
+    for kind, name in (("data", "builtin:train"), ("text", "builtin:x")):
         with pytest.raises(FileNotFoundError, match="choose builtin"):
             builtin.located(name, kind)
+    with pytest.raises(FileNotFoundError, match="choose builtin"):
+        builtin.located_model("builtin:dev")
 
 
-def test_a_local_path_of_this_name_comes_first(tmp_path, monkeypatch):
+def test_a_local_path_of_this_name_comes_first(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(builtin.MODEL, "builtin")
     (tmp_path / "builtin" / "dev.jsonl").write_text('{"text": "mine"}\n')
-    for kind in ("model", "data", "text"):
+    for kind in ("data", "text"):
         assert builtin.located("builtin", kind) == ["builtin"]
+    assert builtin.located_model("builtin") == "builtin"
+    (said,) = caplog.messages  # once
+    assert str(tmp_path / "builtin") in said
     assert open_weights("builtin").path == Path("builtin")
     assert names_of("builtin:dev") == ["builtin:dev"]
 
 
-def test_a_plan_knows_the_digests_of_what_the_names_stand_for():
+def test_a_plan_knows_the_digests_of_what_the_names_stand_for(tmp_path, monkeypatch):
     plan = Plan(
         model="builtin", data="builtin", target="builtin:dev", recipes=("standard",),
         measuring=Measuring(text=("builtin",)),
@@ -103,6 +109,26 @@ def test_a_plan_knows_the_digests_of_what_the_names_stand_for():
     assert None not in plan.contents
     assert measure_options(plan)["text"] == ("builtin",)
     assert {str(path) for path in paths[1:]} < set(paths_of(plan))
+    # Ids do not depend on where holdfast is installed.
+    ids = [spec.id for spec in plan.runs]
+    moved = {"model": {"builtin": [tmp_path / "model"]}}
+    for kind in ("data", "text"):
+        named = builtin._PATHS[kind].items()
+        moved[kind] = {name: [tmp_path / path.name for path in some] for name, some in named}
+    shutil.copytree(builtin.MODEL.parent, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(builtin, "_PATHS", moved)
+    assert [spec.id for spec in replace(plan).runs] == ids
+
+
+def test_the_contents_of_a_plan_are_in_the_order_of_earlier_versions(tmp_path):
+    names = ("model", "train.jsonl", "dev.jsonl", "wiki.txt", "piqa.jsonl")
+    for name in names:
+        (tmp_path / name).write_text(name)
+    model, data, target, text, rows = (str(tmp_path / name) for name in names)
+    plan = Plan(
+        model, data, target, recipes=("standard",), measuring=Measuring(text=(text,), data=(rows,))
+    )
+    assert plan.contents == [contents_of(path) for path in (model, data, target, text, rows)]
 
 
 def test_the_command_line_takes_the_names(tmp_path, monkeypatch, capsys):

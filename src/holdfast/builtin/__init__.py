@@ -7,9 +7,13 @@ Wherever a model, data or texts are given by name, ``builtin`` stands for them: 
 training problems, or the three texts; ``builtin:dev`` stands for the test problems.
 """
 
+import functools
+import logging
 import os
 from pathlib import Path
 from typing import Literal
+
+logger = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
 
@@ -30,19 +34,43 @@ _PATHS = {
 }
 
 
-def located(
-    source: str | os.PathLike[str], kind: Literal["model", "data", "text"] = "data"
-) -> list[str]:
-    """Return the paths that a name stands for; any other name as it is.
+def located(source: str | os.PathLike[str], kind: Literal["data", "text"] = "data") -> list[str]:
+    """Return the paths that the name of data or texts stands for; any other name as it is.
 
     A local file or directory named ``builtin`` takes precedence, as over names of the hub.
 
-    >>> [Path(path).name for path in located("builtin", "text")], located("gpt2", "model")
-    (['prose.txt.gz', 'verse.txt.gz', 'code.txt.gz'], ['gpt2'])
+    >>> [Path(path).name for path in located("builtin", "text")], located("prose.txt", "text")
+    (['prose.txt.gz', 'verse.txt.gz', 'code.txt.gz'], ['prose.txt'])
     """
-    name, ours = os.fspath(source), _PATHS[kind]
-    if name.partition(":")[0] != NAME or os.path.exists(NAME):
+    return _located(os.fspath(source), kind)
+
+
+def located_model(source: str | os.PathLike[str]) -> str:
+    """Return the path that the name of a model stands for; any other name as it is.
+
+    >>> Path(located_model("builtin")).name, located_model("gpt2")
+    ('model', 'gpt2')
+    """
+    (path,) = _located(os.fspath(source), "model")
+    return path
+
+
+def _located(name: str, kind: str) -> list[str]:
+    ours = _PATHS[kind]
+    if name.partition(":")[0] != NAME:
+        return [name]
+    if os.path.exists(NAME):
+        if name in ours:
+            _note_local(os.path.abspath(NAME))
         return [name]
     if name not in ours:
         raise FileNotFoundError(f"no {kind} named {name}: choose {' or '.join(ours)}")
     return [str(path) for path in ours[name]]
+
+
+@functools.cache
+def _note_local(path: str) -> None:
+    logger.warning(
+        f"{NAME} is the local {path}, not what comes with holdfast: rename it, or work in another "
+        "directory, to use the latter"
+    )

@@ -12,22 +12,22 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from holdfast._torch.checks import NamedSettings, hint_at_setting, natural_number, whole_number
 from holdfast._torch.version import __version__
-from holdfast.builtin import located
+from holdfast.builtin import located_model
 from holdfast.evaluate.kl import MOST_TEXTS
 from holdfast.hosts.job import Training
 from holdfast.io import codec as _codec
 from holdfast.io.heads import check_head
 from holdfast.io.outputs import local_path
 from holdfast.io.render import check_columns
-from holdfast.io.rows import names_of
+from holdfast.io.rows import matched, names_of
 from holdfast.recipe import Recipe, read_recipe
 from holdfast.registry import methods
 
@@ -230,7 +230,7 @@ class Plan(NamedSettings):
             training = replace(training, lr=self.rates.get(label))
         trained = {k: v for k, v in _codec.encode(training).items() if k != "save_seconds"}
         known = [
-            self.model, names_of(self.data), self.old_data, self.target, self.columns, self.new,
+            self.model, matched(self.data), self.old_data, self.target, self.columns, self.new,
             self.head, settings, seed, trained, _codec.encode(self.measuring), self.contents,
             self.resolved.get(label), __version__,
         ]  # fmt: skip
@@ -248,13 +248,19 @@ class Plan(NamedSettings):
     @functools.cached_property
     def contents(self) -> list[str | None]:
         """Digests of all local inputs: a run of changed weights or on changed data is another."""
-        asked = self.measuring
-        tests = (*asked.data, *asked.similarity, asked.include_path)
-        validation = self.training.validation_file
-        given = (self.data, self.old_data, self.target, validation, *tests)
-        names = [name for source in given if source is not None for name in names_of(source)]
-        texts = [name for source in asked.text for name in names_of(source, "text")]
-        return [contents_of(name) for name in (*located(self.model, "model"), *names, *texts)]
+        asked, validation = self.measuring, self.training.validation_file
+        data = self.data, self.old_data, self.target, validation
+        tests = *asked.data, *asked.similarity, asked.include_path
+        names = [
+            located_model(self.model), *_names(data), *_names(asked.text, "text"), *_names(tests)
+        ]  # fmt: skip
+        return [contents_of(name) for name in names]
+
+
+def _names(
+    given: Iterable[str | tuple[str, ...] | None], kind: Literal["data", "text"] = "data"
+) -> list[str]:
+    return [name for source in given if source is not None for name in names_of(source, kind)]
 
 
 def label_of(recipe: str, values: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from holdfast.builtin import located
+from holdfast.builtin import located_model
 from holdfast.io.adapter import base_of, is_adapter, is_plain_lora, of_peft_model, open_adapter
 from holdfast.io.files import first_line
 from holdfast.io.gguf import open_gguf
@@ -71,7 +71,7 @@ def open_weights(
 
 
 def _local_path(source: str | os.PathLike[str]) -> Path:
-    path = Path(*located(source, "model"))
+    path = Path(located_model(source))
     if path.exists() or not isinstance(source, str) or not is_hub_name(source):
         return path
     online = check_hub(source, "model")

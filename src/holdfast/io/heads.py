@@ -22,7 +22,7 @@ from holdfast._torch.imports import require
 from holdfast._torch.layers import head_parts, output_layer, within
 from holdfast._torch.multimodal import is_text_generator
 from holdfast._torch.names import shorten
-from holdfast.builtin import located
+from holdfast.builtin import located_model
 from holdfast.io.adapter import is_adapter
 from holdfast.io.rows import DatasetRows, Rows, as_number, image_column, labels_of, text_columns
 from holdfast.io.untrusted import from_pretrained, read_object
@@ -75,7 +75,7 @@ def is_headless(model: nn.Module) -> bool:
 
 def locate(source: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
     """Return a model's directory or hub name, and the option that names a GGUF file in it."""
-    (source,) = located(source, "model")
+    source = located_model(source)
     path = Path(source)
     if path.suffix == ".gguf":
         return str(path.parent), {"gguf_file": path.name}

@@ -189,10 +189,14 @@ def hold_out(rows: Rows, share: float) -> tuple[Rows, Rows]:
 
 
 def names_of(data: Sources, kind: Literal["data", "text"] = "data") -> list[str]:
-    """Return the names that data stand for: a pattern is replaced by the files that match it."""
-    given = [data] if isinstance(data, str | os.PathLike) else list(map(str, data))
-    names = [path for name in given for path in located(name, kind)]
-    if not names:
+    """Return the names that data stand for, those of :func:`matched` and of ``builtin``."""
+    return [path for name in matched(data) for path in located(name, kind)]
+
+
+def matched(data: Sources) -> list[str]:
+    """Return the names of data: a pattern is replaced by the files that match it."""
+    given = [data] if isinstance(data, str | os.PathLike) else data
+    if not (names := list(map(str, given))):
         raise ValueError("the data must be at least one file")
     found: list[str] = []
     for name in names:

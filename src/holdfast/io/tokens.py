@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from holdfast.builtin import located
+from holdfast.builtin import located_model
 from holdfast.io.untrusted import read_object
 
 #: The smallest share of tokens with the same id, of those that both tokenizers have, with which
@@ -57,7 +57,7 @@ def token_change(
 def _tokenizer_file(source: str | os.PathLike[str] | nn.Module | None) -> Path | None:
     if source is None or isinstance(source, nn.Module):
         return None
-    path = Path(*located(source, "model"))
+    path = Path(located_model(source))
     if path.exists():
         file = path / "tokenizer.json"
         return file if file.is_file() else None
