@@ -148,10 +148,12 @@ def test_the_plan_at_work_gives_the_order(tmp_path, capsys):
     done = [run(spec.recipe, id=spec.id) for spec in specs[:2]]
     unfinished(None, tmp_path, done)
     config = {"model": "model", "data": "train.jsonl", "target": "dev.jsonl", "seeds": [0]}
-    (tmp_path / "config.yaml").write_text(yaml.dump({**config, "recipes": [*names], "jobs": 2}))
+    config |= {"recipes": [*names], "jobs": 2, "learn_at_least": 0.8}
+    (tmp_path / "config.yaml").write_text(yaml.dump(config))
     assert main(["report", ".", "--json"]) == 0
     told = capsys.readouterr()
     assert "unfinished: 2 of 3 runs" in told.err
+    assert json.loads(told.out)["learn_at_least"] == 0.8
     assert [one["recipe"] for one in json.loads(told.out)["runs"]] == ["wise-ft", "flow"]
 
 

@@ -115,6 +115,16 @@ def test_default_learning_rates_are_put_together():
     assert together({"a": one, "b": other}).plan["rates"] == {"standard": 1e-3, "lora": 6e-3}
 
 
+def test_no_command_is_shown_if_comparisons_were_trained_with_different_settings():
+    first = sample_results()
+    other = replace(first, plan={**first.plan, "training": {"batch_size": 64}})
+    label = first.runs[0].label
+    assert together({"a": first, "b": first}).command(label) == first.command(label) != ""
+    joined = together({"a": first, "b": other})
+    assert joined.command(label) == ""
+    assert not {"data", "training"} & joined.plan.keys()
+
+
 def test_runs_are_in_the_order_of_a_plan_that_does_not_know_its_learning_rates():
     plan = Plan("m", "d", "t", recipes=("sfa", "lora"), seeds=(0, 1))
     runs = {f"{spec.recipe}-{spec.seed}": run(spec.recipe, spec.seed) for spec in plan.runs}

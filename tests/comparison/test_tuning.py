@@ -36,7 +36,7 @@ from holdfast.comparison.results import Results
 from holdfast.comparison.rungs import Rungs
 from holdfast.comparison.search import TESTS, Search, Tuning
 from holdfast.comparison.study import counted, open_study, place_of, revive
-from holdfast.comparison.tuning import Tuned, tune, tune_in, tuned_of
+from holdfast.comparison.tuning import Tuned, _check_same, tune, tune_in, tuned_of
 from holdfast.comparison.worker import Worker
 from holdfast.io import codec
 from report.sample_results import measured
@@ -594,8 +594,11 @@ def test_the_frontier_is_chosen_on_one_half_and_reported_on_the_other():
     assert Tuned.from_json(found.to_json()).to_json() == found.to_json()
 
 
-def study_of_recipes(tuning=None, **rows):
-    """A study of recipes: (target, lost) of models trained to the end, the defaults first."""
+def study_of_recipes(tuning=None, reported=None, **rows):
+    """A study of recipes: (target, lost) of models trained to the end, the defaults first.
+
+    All have the result ``reported`` on the other half, by default the same as on the first.
+    """
     study = optuna.create_study(direction="maximize")
     names = [name.replace("_", "-") for name in rows]
     for name, models in zip(names, rows.values(), strict=True):
@@ -605,8 +608,8 @@ def study_of_recipes(tuning=None, **rows):
             trial.suggest_categorical("recipe", names)
             trial.suggest_float(f"{name}:lr", 1e-4, 1e-1)
             trial.set_user_attr("default", number == 0)
-            half = codec.encode(run(*model))
-            trial.set_user_attr("halves", {"chosen": half, "reported": half})
+            halves = {"chosen": run(*model), "reported": run(*(reported or model))}
+            trial.set_user_attr("halves", codec.encode(halves))
             study.tell(trial, 5.0 - model[0])
     tuning = tuning or Tuning(tuple(names), budget="1h")
     return tuned_of(study, tuning, Plan(model="m", data="d", target="t"))
@@ -623,7 +626,7 @@ def test_the_rule_is_that_of_a_comparison():
         "Take l2-sp: of the 2 models on the frontier that learned at least 95 % as much as the "
         "best (lora), it forgot least.\nWith another share: the same at 90 and 98 %, lora at 99 %."
     )
-    assert "Standard fine-tuning learned 97.1 % as much as the best and forgot more: perp" in said
+    assert "Standard fine-tuning learned 97.1 % as much as the best and forgot more (lost " in said
     assert found.results().recommendation().label == "l2-sp"
     assert found.recommendation().at == {0.9: "l2-sp", 0.98: "l2-sp", 0.99: "lora"}
     # Another share, which is saved.
@@ -632,6 +635,22 @@ def test_the_rule_is_that_of_a_comparison():
     assert Tuned.from_json(found.to_json()).recommendation().label == "lora"
     with pytest.raises(ValueError, match="learn_at_least must be"):
         Tuning(learn_at_least=95)
+
+
+def test_a_search_whose_halves_disagree_does_not_contradict_itself():
+    """The headline, the badge, the stars and the next command are of the half that chose."""
+    found = study_of_recipes(reported=(9.0, 0.1), standard=[(2.0, 0.1)], lora=[(1.5, 0.05)])
+    shown = found.document()
+    assert shown.answer.headline.startswith("Take lora")
+    assert (shown.badge, shown.tone) == ("lora", "good")
+    assert "--recipe lora" in shown.answer.next
+    assert "lora: perplexity" in str(shown.answer)  # its figures, though the other half is worse
+    assert "★" in str(shown.sections)
+    found = study_of_recipes(reported=(1.0, 0.1), standard=[(9.0, 0.1)], lora=[(9.0, 0.05)])
+    shown = found.document()
+    assert shown.answer.headline.startswith("Keep the pretrained model")
+    assert (shown.badge, shown.tone, shown.answer.next) == ("No recommendation", "info", "")
+    assert "★" not in str(shown.sections)
 
 
 def test_a_merge_that_kept_more_is_taken():
@@ -654,6 +673,17 @@ def test_the_table_of_recipes_has_the_model_of_the_recipe_found():
     assert best["l2-sp"].trial == 5
     (table,) = found.document().sections[0].tables
     assert table.rows[0][:3] == ("lora ★", "1.550", "2.75")
+
+
+def test_a_study_with_objectives_of_an_earlier_version_is_refused(tmp_path):
+    plan, tuning = Plan(model="m", data="d", target="t"), Tuning("lora")
+    study = optuna.create_study(directions=["minimize", "minimize"])
+    _check_same(study, plan, tuning)
+    _check_same(study, plan, tuning)
+    known = study.user_attrs["search"]
+    study.set_user_attr("search", {n: v for n, v in known.items() if n != "objectives"})
+    with pytest.raises(ValueError, match="an earlier version"):
+        _check_same(study, plan, tuning)
 
 
 def test_no_trial_at_all_says_why():

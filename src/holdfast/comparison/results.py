@@ -353,7 +353,7 @@ class Results(Shown):
     def command(self, label: str) -> str:
         """The command line that trains a recipe like its runs; empty if it is not known."""
         run = next(run for run in self.runs if run.label == label)
-        return finetune_command(self.plan, run, searched=self.taken is not None)
+        return finetune_command(self.plan, run)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per run and test."""
@@ -418,6 +418,10 @@ def _place(run: RunSpec | RunResult) -> tuple[str, int, str]:
     return run.recipe, run.seed, json.dumps(_codec.encode(run.values))
 
 
+#: What the runs of a plan were trained with, besides their recipes.
+_TRAINED_WITH = "data", "old_data", "columns", "training", "options", "new", "head"
+
+
 def together(found: Mapping[str, Any]) -> Results:
     """Join comparisons of one base and target, by source; the last of two equal runs counts."""
     for source, results in found.items():
@@ -431,14 +435,18 @@ def together(found: Mapping[str, Any]) -> Results:
     runs = {run.id: run for results in found.values() for run in results.runs}
     failed = {name: line for results in found.values() for name, line in results.failed.items()}
     plan = dict(next(iter(found.values())).plan)
-    for name in ("recipes", "seeds"):
-        items = [item for results in found.values() for item in results.plan.get(name) or []]
-        plan[name] = list(dict.fromkeys(items))
+    for key in ("recipes", "seeds"):
+        items = [item for results in found.values() for item in results.plan.get(key) or []]
+        plan[key] = list(dict.fromkeys(items))
     plan["rates"] = {
         name: rate
         for results in found.values()
         for name, rate in (results.plan.get("rates") or {}).items()
     }
+    plans = [results.plan for results in found.values()]
+    if unequal := [n for n in _TRAINED_WITH if any(p.get(n) != plan.get(n) for p in plans)]:
+        for name in ("data", *unequal):  # without data, no command is shown
+            plan.pop(name, None)
     share = next(iter(found.values())).learn_at_least
     return replace(collect(runs, failed, None), plan=plan, learn_at_least=share)
 

@@ -37,8 +37,9 @@ from holdfast.io.outputs import claim, refuse_link, write_changed
 from holdfast.io.storage import Place
 from holdfast.recipe import Recipe
 from holdfast.report import LEARN_AT_LEAST
+from holdfast.report import comparison as _shown
 from holdfast.report import searched as _searched
-from holdfast.report.document import Answer, Document
+from holdfast.report.document import Document
 from holdfast.report.recommend import STANDARD, Recommendation, recommend
 from holdfast.report.shown import Shown
 
@@ -144,17 +145,16 @@ class Tuned(Shown):
 
     def document(self) -> Document:
         """The frontier as a comparison, and what is known about each recipe."""
-        shown, asked = self.results().document(), self.recommendation()
-        said = *asked.elsewhere, _searched.ON_THE_OTHER_HALF, *shown.answer.sentences
-        answer = Answer(asked.headline, (*said, *self.sentences()), next=shown.answer.next)
+        results, asked = self.results(), self.recommendation()
+        figures = results.recommendation().sentences
+        said = *asked.elsewhere, _searched.ON_THE_OTHER_HALF, *figures, *self.sentences()
+        command = results.command(self.taken.reported.label) if asked.label else ""
+        shown = _shown.document(results, replace(asked, sentences=said, next=command))
         several = len(self.recipes) > 1
         names = (f"{len(self.recipes)} recipes",) if several else (self.recipes[0].recipe,)
         first = _searched.by_recipe(self) if several else ()
         sections = (*first, *shown.sections)
-        return replace(
-            shown, kind="search", answer=answer, names=names, sections=sections,
-            download="tune.json",
-        )  # fmt: skip
+        return replace(shown, kind="search", names=names, sections=sections, download="tune.json")
 
     def recommendation(self) -> Recommendation:
         """The recipe found, and why, on the half that settings are chosen on."""

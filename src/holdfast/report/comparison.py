@@ -12,7 +12,15 @@ from holdfast.report import words
 from holdfast.report.document import Column, Document, Figure, Section, Table
 from holdfast.report.frontier import MOST, Axis, Mark, frontier, out_of_view
 from holdfast.report.plot import ACCENT, GAINED, LOST, lines
-from holdfast.report.recommend import SCALE, STANDARD, kl_of, lost, recommend, standard_of
+from holdfast.report.recommend import (
+    SCALE,
+    STANDARD,
+    Recommendation,
+    kl_of,
+    lost,
+    recommend,
+    standard_of,
+)
 from holdfast.report.words import NONE, Span, change_in, percent, plain, score_text
 
 if TYPE_CHECKING:
@@ -24,8 +32,9 @@ if TYPE_CHECKING:
 _CURVES = {"loss": "Loss on the training data", "distance": "Distance ‖θ − θ*‖ of the weights"}
 
 
-def document(results: Results) -> Document:
-    found, answer = results.summaries(), recommend(results)
+def document(results: Results, answer: Recommendation | None = None) -> Document:
+    """``answer`` replaces the recommendation that the results give by themselves."""
+    found, answer = results.summaries(), answer or recommend(results)
     versions = results.runs[0].versions if results.runs else {}
     names = [_short(str(results.plan[key])) for key in ("model", "data") if key in results.plan]
     failures = (f"{plain(name)}: {plain(error)}" for name, error in results.failed.items())

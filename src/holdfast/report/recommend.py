@@ -152,9 +152,13 @@ def recommend(
     found = {s.label: _recipe(s, signals) for s in summaries}
     among, taken = [*found.values()], found.get(results.taken or "")
     chosen, best = taken or choose(among, share), choose(among, 1.0)
+    standard = standard_of(summaries)
+    others = best, found[standard.label] if standard else None
+    before = f"The pretrained model: {reached(start.name, start.metric, start.before)}."
     if chosen is None or best is None:
         headline = f"Keep the pretrained model: no recipe made it better on {plain(start.name)}."
-        return Recommendation(headline, tuple(notes))
+        figures = [*_figures(taken, others, None), before] if taken else []
+        return Recommendation(headline, (*figures, *notes))
     if not any(s.retained for s in summaries):
         notes.append(NO_TESTS)
     if several and all(s.seeds == 1 for s in summaries):
@@ -164,10 +168,7 @@ def recommend(
     reason = "a search chose it on other samples"
     if not taken:
         reason = _reason(chosen, among, share, *nouns, "moved the predictions least")
-    standard = standard_of(summaries)
-    others = best, found[standard.label] if standard else None
-    figures = _figures(chosen, others, best if several else None)
-    figures.append(f"The pretrained model: {reached(start.name, start.metric, start.before)}.")
+    figures = [*_figures(chosen, others, best if several else None), before]
     return _taken(
         f"Take {plain(chosen.label)}: {reason}.", chosen, [] if taken else among, share, figures,
         notes, best=best.label, next=results.command(chosen.label) if chosen.gain > 0 else "",
@@ -190,19 +191,23 @@ def recommend_point(sweep: Sweep, learn_at_least: float | None = None) -> Recomm
     names = [symbol(name) for name in sweep.points[0].settings]
     one, many = (names[0], f"values of {names[0]}") if len(names) == 1 else ("point", "points")
     limits, within = _within_limits(sweep)
-    among = [rows[i][0] for i in within if rows[i][1] != "base"]
+    merged = [i for i in within if rows[i][1] != "base"]
+    among = [found[i] for i in merged]
     chosen, best = choose(among, share), choose(among, 1.0)
     split = on_split([n for n in sweep.points[-1].report.split if tests and n == tests[0][0]])
     if limits == "":
         why = "neither a retained score nor a context-free divergence was measured"
         return Recommendation(f"No {one} is recommended: {why}.")
-    if not within:
+    base_settings = next((p.settings for p in sweep.points if p.kind == "base"), None)
+    if not within or (limits and not merged and not targets):
         headline = f"No {one} {limits}: keep the base, or try smaller changes of the weights."
-        return Recommendation(headline, (*_nearest(sweep), *notes))
+        settings = base_settings if within else None
+        return Recommendation(headline, (*_nearest(sweep), *notes), settings=settings)
     one, many = (noun + " within the limit" * bool(limits) for noun in (one, many))
     if limits and not targets:
-        chosen, among = max((found[i] for i in within), key=lambda c: c.moved), []
-        these = f"the {len(within)} (of {len(found)}) within the limit"
+        chosen, among = max(among, key=lambda c: c.moved), []
+        total = sum(kind != "base" for _, kind in rows)
+        these = f"the {len(merged)} (of {total}) within the limit"
         reason = f"of {these}, it is farthest from the base (no target was tested)"
     elif split or not any(is_finite(found[i].gain) for i in within):
         why = "its target score is not a finite number" if targets else "no target was tested"
@@ -210,8 +215,7 @@ def recommend_point(sweep: Sweep, learn_at_least: float | None = None) -> Recomm
         return Recommendation(f"No {one} is recommended: {why}.", (*ends, *split, *notes))
     elif chosen is None:
         headline = f"Keep the base: no {one} made it better on {test}."
-        settings = next((p.settings for p in sweep.points if p.kind == "base"), None)
-        return Recommendation(headline, (*ends, *notes), settings=settings)
+        return Recommendation(headline, (*ends, *notes), settings=base_settings)
     else:
         reason = _reason(chosen, among, share, one, many, "stayed closest to the base")
     point = sweep.points[found.index(chosen)]
@@ -298,17 +302,20 @@ def _reason(
 def _figures(
     chosen: Candidate, others: Sequence[Candidate | None], best: Candidate | None
 ) -> list[str]:
-    """The figures of each; with a best one, its share of the gain, and if it forgot more."""
+    """The figures of each; with a best one, its share of the gain, and what it lost."""
     lines = []
     for c in filter(None, dict.fromkeys((chosen, *others))):
+        if not c.says:
+            continue
         said = ""
         if best is not None:
-            share = f"learned {digits(100 * c.gain / best.gain, 1)} % as much as the best"
-            said = " learned most" if c == best else f" {share}"
-            said = said if c.gain > 0 else " did not improve the target"
+            said = " learned most" if c == best else " did not improve the target"
+            if c != best and c.gain > 0:
+                said = f" learned {digits(100 * c.gain / best.gain, 1)} % as much as the best"
             if c != chosen and c.loss is not None and chosen.loss is not None:
                 than = (c.loss > chosen.loss) - (c.loss < chosen.loss)
                 said += f" and forgot {('as much', 'more', 'less')[than]}"
+            said += "" if c.loss is None else f" (lost {lost(c.loss)})"
         lines.append(f"{_NAMES.get(c.label, plain(c.label))}{said}: {c.says}")
     return lines
 
@@ -333,9 +340,10 @@ def _within_limits(sweep: Sweep) -> tuple[str | None, list[int]]:
 
 def _nearest(sweep: Sweep) -> list[str]:
     """The point that keeps most, if none is within the limits."""
-    if sweep.retain is None or not (shares := _shares(sweep)):
+    others = [i for i, point in enumerate(sweep.points) if point.kind != "base"]
+    if sweep.retain is None or not others or not (shares := _shares(sweep)):
         return []
-    i = max(range(len(shares)), key=lambda i: shares[i][0])
+    i = max(others, key=lambda i: shares[i][0])
     (share, test), name = shares[i], _name(sweep.points[i])
     return [f"The nearest is {name}: it keeps {100 * share:.4g} % on {plain(test)}."]
 

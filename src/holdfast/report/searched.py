@@ -49,9 +49,9 @@ def sentences(found: Tuned) -> list[str]:
 def by_recipe(found: Tuned) -> tuple[Section, Section]:
     """The table of the recipes, and why others have no result.
 
-    One row per recipe with a trial, the one to take first, then by how far they came.
+    One row per recipe with a trial, a recommended one first, then by how far they came.
     """
-    winner = found.taken.recipe
+    winner = found.taken.recipe if found.recommendation().label else ""
     tried = [one for one in found.recipes if one.trials]
     rows = sorted(tried, key=lambda one: (one.recipe != winner, *_rank(one)))
     target = found.taken.reported.target
@@ -70,7 +70,9 @@ def by_recipe(found: Tuned) -> tuple[Section, Section]:
         note="Of each recipe, the model to take of its own that were trained longest: its score on "
         "the target, what it lost on the retained tests, and the share of the updates at which it "
         "was measured. Models that were trained for different shares cannot be compared; those "
-        "that were stopped early took at most a few samples of each test. ★ recommended.",
+        "that were stopped early took at most a few samples of each test."
+        + " ★ recommended."
+        * bool(winner),
         tones=tuple("good" if one.recipe == winner else "" for one in rows),
         opened=True,
     )
