@@ -17,7 +17,9 @@ transformers = pytest.importorskip("transformers", reason="the hf extra is not i
 
 from comparison.tiny import save_bert, save_images, save_llama, save_vit  # noqa: E402
 from holdfast.builtin import MODEL  # noqa: E402
+from holdfast.cli import finetune as command_line  # noqa: E402
 from holdfast.cli import main  # noqa: E402
+from holdfast.hosts.job import train  # noqa: E402
 from holdfast.recipe import Recipe, recipe_beside  # noqa: E402
 
 ROWS = [{"prompt": "two plus two is", "completion": "four"}] * 8
@@ -101,6 +103,7 @@ def test_without_a_recipe_it_is_holdfast(capsys):
         (["--validation=dev.jsonl"], "--target dev.jsonl --skills"),
         (["--validation=0.5", "--text", "my text.txt"], "--text 'my text.txt'"),
         (["--model=bert", "--data=labeled.jsonl"], "--target FILE"),
+        (["--trust-remote-code"], "--skills --trust-remote-code"),
     ],
 )
 def test_it_names_the_command_that_measures_the_model(more, tests, capsys):
@@ -112,6 +115,20 @@ def test_it_names_the_command_that_measures_the_model(more, tests, capsys):
     assert finetune(*more) == 0
     model = "bert" if "--model=bert" in more else MODEL
     assert capsys.readouterr().out.splitlines()[-1] == f"holdfast measure {model} out {tests}"
+
+
+def test_a_log_of_an_earlier_version_has_no_recall_at_first(monkeypatch, capsys):
+    begun = [{"update": 0, "loss": 2.0}, {"update": 1, "loss": 1.5, "recall": 0.5}]
+
+    def resumed(*given, **more):
+        model, recipe, history = train(*given, **more)
+        return model, recipe, [*begun, *history]
+
+    monkeypatch.setattr(command_line, "train", resumed)
+    assert finetune("--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["recall"] == {"first": 0.5, "last": 0.5}
+    assert found["loss"]["first"] == 2.0
 
 
 def test_a_low_target_after_one_epoch_is_trained_for_longer(capsys):

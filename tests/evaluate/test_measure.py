@@ -11,7 +11,11 @@ transformers = pytest.importorskip("transformers", reason="the hf extra is not i
 import holdfast  # noqa: E402
 from holdfast.cli import main  # noqa: E402
 from holdfast.evaluate.classify import Classification, HeadAgreement  # noqa: E402
+from holdfast.evaluate.kl import ContextFreeKL  # noqa: E402
+from holdfast.evaluate.skills import skills  # noqa: E402
 from holdfast.io.models import Loader  # noqa: E402
+from holdfast.report.command import command  # noqa: E402
+from holdfast.report.next_step import words_of  # noqa: E402
 from small import make_llama, make_tokenizer, noisy, save  # noqa: E402
 
 TEXT = " ".join(["the cat sat on the mat . a dog ran and two plus three is five ."] * 20)
@@ -256,6 +260,29 @@ def test_the_command(folders, capsys):
     assert (folders / "out" / "report.html").read_text().lower().startswith("<!doctype html>")
     assert main(arguments) == 0
     assert "text" in capsys.readouterr().out
+
+
+def test_a_report_gives_the_same_tests_but_no_text_and_no_trust(folders):
+    free = ContextFreeKL(2, 4, seed=7)
+    loader = Loader("cpu", torch.float32, max_length=16, allow_pickle=True, trust_remote_code=True)
+    models = folders / "base", folders / "tuned"
+    given = {"loader": loader, "limit": 3, "context_free": free, "progress": False}
+    tests = {
+        "text": {"mine": "the secret cat"}, "data": [folders / "text.txt"],
+        "probes": skills(2, 4, seed=7),
+    }  # fmt: skip
+    report = holdfast.measure(*models, drift=False, **tests, **given)
+    line = report.settings["command"]
+    assert "secret" not in report.to_json() + report.to_html()
+    assert line == (
+        f"holdfast measure {models[0]} {models[1]} --text FILE --retained {folders}/text.txt "
+        "--limit 3 --context-free 2 --skills --seed 7 --test-max-length 16 --no-drift "
+        "--dtype float32 --device cpu"
+    )
+    names, options = words_of(report)
+    assert command("measure", *names, **options) == line
+    own = holdfast.measure(*models, probes=[tests["probes"][0]], **given)
+    assert "command" not in own.settings  # the command line has no such test
 
 
 @pytest.mark.parametrize(

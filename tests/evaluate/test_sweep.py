@@ -48,10 +48,12 @@ def test_every_point_is_what_measure_says(folders):
     assert [point.settings["alpha"] for point in found.points] == [0, 0.5, 1]
     first, half, last = (point.report for point in found.points)
     assert (first.drift.total.distance, first.scores[0].change.value) == (0, 0)
-    assert last == holdfast.measure(base, tuned, **options())
+    assert replace(last, settings={}) == replace(
+        holdfast.measure(base, tuned, **options()), settings={}
+    )
     merge_on_disk(base, tuned, folders / "half", WiseFT(0.5))
     again = holdfast.measure(base, folders / "half", **options())
-    assert "command" not in half.settings  # the merged model is gone
+    assert not any("command" in point.report.settings for point in found.points)
     assert replace(half, tuned="", settings={}) == replace(again, tuned="", settings={})
     assert half.tuned == f"{tuned}, α = 0.5"
     assert half.drift.total.distance == pytest.approx(last.drift.total.distance / 2, rel=1e-5)
@@ -239,6 +241,23 @@ def changed(found, alpha, name, value, interval=None):
     return replace(found, points=tuple(points))
 
 
+def test_the_command_names_each_model_and_all_digits():
+    (point,) = (p for p in sample_sweep().points if p.settings == {"alpha": 0.75})
+    found = replace(sample_sweep(), models=("a, b", "c"), fixed={"seed": 1234567, "beta": 0.5})
+    assert found.command(point) == ""  # WiSE-FT has no beta
+    found = replace(found, method="DARE", points=(replace(point, settings={"drop": 0.25}),))
+    found = replace(found, fixed={"seed": 1234567})
+    (point,) = found.points
+    assert found.command(point) == (
+        "holdfast merge HuggingFaceTB/SmolLM2-135M 'a, b' c --method dare --seed 1234567 "
+        "--drop 0.25 --out merged-drop-0.25"
+    )
+    assert replace(found, models=("a", "--overwrite")).command(point) == ""
+    forged = replace(point, settings={"trust-remote-code": 1.0})
+    assert replace(found, points=(forged,)).command(forged) == ""
+    assert replace(found, models=()).command(point) == ""  # of an earlier version
+
+
 def test_the_rule():
     found = sample_sweep()
     said = found.recommendation()
@@ -248,10 +267,10 @@ def test_the_rule():
         "tuned model), it forgot least."
     )
     assert said.at == {0.9: "α = 0.75", 0.98: "α = 0.75", 0.99: "the tuned model"}
-    assert "The tuned model learned most and forgot more: perplexity" in str(said)
+    assert "The tuned model learned most and forgot more (lost " in str(said)
     assert said.next == (
         "holdfast merge HuggingFaceTB/SmolLM2-135M runs/smollm2-gsm8k --method wise-ft "
-        "--alpha 0.75 --out merged"
+        "--alpha 0.75 --out merged-alpha-0.75"
     )
     assert found.recommendation(0.99).settings == {"alpha": 1}
     saved = Sweep.from_json(replace(found, learn_at_least=0.8).to_json())
@@ -342,7 +361,11 @@ def test_a_limit_of_the_divergence():
     assert said.settings == {"alpha": 0.5}  # without a target, the farthest from the base
     assert "farthest from the base (no target was tested)" in said.headline
     both = limited(found, max_kl=kls[2], retain=0.9999)
-    assert both.settings == {"alpha": 0}
+    assert both.settings == {"alpha": 0}  # only the base is within
+    assert both.headline.startswith("No α keeps 99.99 % of every retained score and has a context")
+    assert both.sentences[0].startswith("The nearest is α = 0.25")
+    untested = limited(sample_sweep({}), max_kl=kls[2])
+    assert not any(line.endswith(": ") for line in untested.lines)  # a label without figures
     bare = replace(sample_sweep({}), points=tuple(
         replace(p, report=replace(p.report, divergences=())) for p in found.points))  # fmt: skip
     bare = replace(bare, points=tuple(

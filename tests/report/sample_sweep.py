@@ -48,4 +48,5 @@ def sample_sweep(tests=TESTS, alphas=ALPHAS):
         SweepPoint({"alpha": alpha}, report(alpha, tests), kinds.get(alpha, "merged"))
         for alpha in alphas
     )
-    return Sweep("HuggingFaceTB/SmolLM2-135M", "runs/smollm2-gsm8k", points, "WiseFT")
+    tuned = "runs/smollm2-gsm8k"
+    return Sweep("HuggingFaceTB/SmolLM2-135M", tuned, points, "WiseFT", models=(tuned,))

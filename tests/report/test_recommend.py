@@ -106,9 +106,9 @@ def test_what_is_said():
         "(flow), it forgot least."
     )
     starts = (
-        "recadam+flow learned 99.4 % as much as the best: perplexity 2.02 on new (0.703 nats per ",
-        "flow learned most and forgot more: perplexity 2.012 on new (0.699 nats per token). It ",
-        "Standard fine-tuning learned 99.0 % as much as the best and forgot more: perplexity 2.026",
+        "recadam+flow learned 99.4 % as much as the best (lost 0.80): perplexity 2.02 on new (0",
+        "flow learned most and forgot more (lost 1.70): perplexity 2.012 on new (0.699 nats per ",
+        "Standard fine-tuning learned 99.0 % as much as the best and forgot more (lost 2.43): ",
         "The pretrained model: perplexity 4.039 on new (1.396 nats per token).",
         "With another share: wise-ft at 90 %, the same at 98 and 99 %.",
         "Only one seed was run: small differences may be chance.",
@@ -136,7 +136,7 @@ def test_another_share():
 def test_a_choice_made_on_other_data_is_taken():
     said = recommend(replace(simple(FIGURES, 1.396), taken="sfa"))
     assert said.headline == "Take sfa: a search chose it on other samples."
-    assert said.sentences[0].startswith("sfa learned 13.8 % as much as the best: perplexity")
+    assert said.sentences[0].startswith("sfa learned 13.8 % as much as the best (lost 0): perp")
     assert (said.label, said.best, said.at) == ("sfa", "flow", {})
     assert "confirm" not in str(said)
 
@@ -173,7 +173,7 @@ def test_where_more_is_better():
 
 def test_standard_that_learned_nothing():
     said = recommend(simple({"flow": ([1.0], 12.0), "standard": ([2.5], 11.0)}))
-    assert "Standard fine-tuning did not improve the target and forgot less: perplex" in str(said)
+    assert "Standard fine-tuning did not improve the target and forgot less (lost " in str(said)
 
 
 def test_losses_of_all_tests_count_on_the_scale_of_the_verdict():
@@ -296,7 +296,7 @@ def test_the_command_trains_the_recipe_as_it_was_trained():
     assert (read.precision, read.columns, read.new) == ("bfloat16", plan["columns"], ["head"])
     assert sample_results().recommendation().next == (
         "holdfast finetune --model HuggingFaceTB/SmolLM2-135M --data gsm8k-train.jsonl --recipe "
-        "lora --lr 0.001 --out tuned"
+        "lora --lr 0.001 --out tuned-lora"
     )
 
 
@@ -314,6 +314,41 @@ def test_a_recipe_file_and_what_a_command_cannot_say(tmp_path, monkeypatch):
     # Methods that were chosen for the model.
     other = run("flow", settings=Recipe.preset("wise-ft").to_dict())
     assert finetune_command(PLAN, other) == ""
-    assert "--recipe recipe.yaml --out tuned" in finetune_command(PLAN, other, searched=True)
     assert finetune_command({}, other) == ""
     assert finetune_command(PLAN, run("unknown")) == ""
+
+
+def test_a_command_does_not_merge_the_settings_of_two_penalties():
+    recipe = Recipe.preset("ewc+l2-sp")
+    assert "--set" not in finetune_command(PLAN, run("ewc+l2-sp", settings=recipe.to_dict()))
+    ewc, l2 = recipe.to_dict()["penalties"]
+    for strengths, said in (((7.0, 7.0), {"penalties.strength": 7}), ((7.0, 8.0), None)):
+        both = [{**one, "strength": s} for one, s in zip((ewc, l2), strengths, strict=True)]
+        settings = {**recipe.to_dict(), "penalties": both}
+        command = finetune_command(PLAN, run("ewc+l2-sp", settings=settings))
+        assert (options_of(command).set if said else command) == (said or "")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"data": "--trust-remote-code"},
+        {"training": {"lr": "--trust-remote-code"}},
+        {"training": {"epochs": "--trust-remote-code"}},
+        {"columns": {"--trust-remote-code": ""}},
+        {"head": "--trust-remote-code"},
+        {"model": "a\x1b[2J"},
+        {"model": "a  b"},
+    ],
+)
+def test_a_plan_of_others_gives_no_options(changed):
+    one = run("flow", settings=Recipe.preset("flow").to_dict())
+    trusting = {**PLAN, "trust_remote_code": True, "allow_pickle": True}
+    assert {"trust", "pickle"}.isdisjoint(finetune_command(trusting, one).replace("-", " ").split())
+    assert finetune_command({**PLAN, **changed}, one) == ""
+
+
+def test_a_command_has_all_digits():
+    one = run("flow", settings=Recipe.preset("flow").to_dict())
+    plan = {**PLAN, "training": {"lr": 0.000123456789}}
+    assert options_of(finetune_command(plan, one)).lr == 0.000123456789

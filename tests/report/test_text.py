@@ -35,7 +35,7 @@ def row(text, name):
 def test_a_report():
     text = sample().to_markdown()
     assert text.startswith("# Much forgotten: kept 92 % (worst: LAMBADA, −6.3 points).\n")
-    assert "\nNext: holdfast merge HuggingFaceTB/SmolLM2-135M runs/smollm2-gsm8k --sweep" in text
+    assert "\nNext: `holdfast merge HuggingFaceTB/SmolLM2-135M runs/smollm2-gsm8k --sweep" in text
     assert row(text, "PIQA") == [
         "PIQA", "acc_norm", "68.4 %", "65.3 %", "−3.1 points", "−4.0 to −2.2", "1,838", "lost",
     ]  # fmt: skip

@@ -23,7 +23,6 @@ import contextlib
 import functools
 import json
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -63,6 +62,7 @@ from holdfast.io.rows import names_of
 from holdfast.io.storage import Place
 from holdfast.io.untrusted import parse_yaml
 from holdfast.recipe import DEFAULT_RECIPE, FILE, Recipe, is_recipe_file, read_recipe
+from holdfast.report.command import command
 from holdfast.report.printing import tell, tell_line
 from holdfast.report.words import seconds
 
@@ -170,9 +170,8 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
     remove_unfinished(out)  # without its checkpoint, a run starts again
     finished(out)
     rows = [row for row in history if "loss" in row]
-    ends = {"loss": {"first": rows[0]["loss"], "last": rows[-1]["loss"]}}
-    if "recall" in rows[-1]:
-        ends["recall"] = {"first": rows[0]["recall"], "last": rows[-1]["recall"]}
+    logged = {name: [row[name] for row in rows if name in row] for name in ("loss", "recall")}
+    ends = {n: {"first": values[0], "last": values[-1]} for n, values in logged.items() if values}
     best = next((row["best_update"] for row in history[::-1] if "best_update" in row), None)
     measure = measure_command(options, out, task)
     if options.json:
@@ -203,11 +202,12 @@ def measure_command(options: argparse.Namespace, out: Path, task: TrainingData) 
         similarity=options.similarity,
         columns=options.columns,
     )
-    words = tests.words()
+    given = tests.options() or {}
     if not (tests.text or tests.data or tests.similarity):
         writes = task.head is None and task.loader.cannot_generate(options.model) is None
-        words += ["--skills"] if writes else [] if words else ["--target", "FILE"]
-    return shlex.join(["holdfast", "measure", options.model, str(out), *words])
+        given |= {"skills": True} if writes else {} if given else {"target": "FILE"}
+    trust = options.trust_remote_code or None
+    return command("measure", options.model, out, **given, trust_remote_code=trust)
 
 
 def track(out: Path, options: argparse.Namespace) -> TrackedRun | None:

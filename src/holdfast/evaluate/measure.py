@@ -5,7 +5,6 @@ base freed from memory, each tuned model takes the same tests.
 """
 
 import contextlib
-import shlex
 import shutil
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from holdfast.io.models import Loaded, Loader
 from holdfast.io.tokens import TokenChange, token_change
 from holdfast.io.untrusted import parse_yaml
 from holdfast.recipe import Recipe, as_recipe, recipe_beside
+from holdfast.report.command import command
 from holdfast.report.printing import tell_line
 
 
@@ -291,16 +291,22 @@ class Meter:
         )
 
     def _facts_of(self, tuned: ModelSource | None) -> dict[str, str | float]:
-        """The command line that measures the same, and how long ``finetune`` trained the model."""
-        loader = self.loader
-        words = [_word(self.base, "BASE"), _word(tuned, "TUNED"), *self.suite.words()]
-        length = self.settings["max_length"]
-        words += [] if length == Loader.max_length else ["--test-max-length", str(length)]
-        words += ["--no-drift"] * (not self.drift)
-        words += ["--trust-remote-code"] * loader.trust_remote_code
-        words += ["--allow-pickle"] * loader.allow_pickle
-        found: dict[str, str | float] = {"command": shlex.join(["holdfast", "measure", *words])}
-        file = Path(words[1], "config.yaml")
+        """The command line that measures the same, and how long ``finetune`` trained the model.
+
+        Whoever runs it decides anew whether to trust the code and the pickles of a model.
+        """
+        models, device = [_word(self.base, "BASE"), _word(tuned, "TUNED")], self.loader.device
+        found: dict[str, str | float] = {}
+        if (tests := self.suite.options()) is not None:
+            length, dtype = self.settings["max_length"], self.settings["dtype"]
+            tests |= {
+                "test_max_length": None if length == Loader.max_length else length,
+                "drift": None if self.drift else False,
+                "dtype": None if dtype == "auto" else dtype,
+                "device": None if device is None else str(device),
+            }
+            found["command"] = command("measure", *models, **tests)
+        file = Path(models[1], "config.yaml")
         with contextlib.suppress(AttributeError, KeyError, OSError, TypeError, ValueError):
             given: Any = parse_yaml(file.read_text(encoding="utf-8"), str(file))
             if (given["max_updates"], given["patience"]) == (None, None):

@@ -12,7 +12,7 @@ from holdfast.evaluate.classify import Classification
 from holdfast.evaluate.harness import Harness
 from holdfast.evaluate.kl import KL, MOST_TEXTS, ContextFreeKL, class_kl, masked_kl, token_kl
 from holdfast.evaluate.probes import Completions, MultipleChoice, Probe, Role, Similarity, Text
-from holdfast.evaluate.skills import Sums
+from holdfast.evaluate.skills import skills
 from holdfast.io import encoding, rows
 from holdfast.io.heads import is_regression
 from holdfast.io.models import Loaded
@@ -78,26 +78,29 @@ class Suite(NamedSettings):
         fit = free.texts if self.limit_tokens is None else self.limit_tokens // tokens
         return ContextFreeKL(min(free.texts, self.limit or free.texts, fit), tokens, free.seed)
 
-    def words(self) -> list[str]:
+    def options(self) -> dict[str, Any] | None:
         """The tests as options of the command line, with FILE for rows and texts in memory.
 
-        >>> Suite(text="wiki.txt", target=[{"text": "a", "label": 1}], limit=9).words()
-        ['--target', 'FILE', '--text', 'wiki.txt', '--limit', '9']
+        None if there are tests that the command line does not have.
+
+        >>> Suite(text="wiki.txt", target=[{"text": "a", "label": 1}], limit=9).options()
+        {'target': ['FILE'], 'text': ['wiki.txt'], 'limit': 9}
         """
-        free = self.context_free
+        free, names = self.context_free, [probe.name for probe in self.probes]
+        if names and names != [probe.name for probe in skills()]:
+            return None
         texts = free.texts if isinstance(free, ContextFreeKL) else free
-        skills = any(isinstance(probe, Sums) for probe in self.probes)
         given = {
-            "target": self.target, "text": self.text, "retained": self.data,
-            "similarity": self.similarity, "tasks": [*self.tasks],
-            "include-path": self.include_path or (), "limit": str(self.limit or ""),
-            "limit-tokens": str(self.limit_tokens or ""),
-            "context-free": str(texts) if texts != Suite.context_free else "",
+            "target": _paths(self.target),
+            "text": ["FILE"] if isinstance(self.text, Mapping) else _paths(self.text),
+            "retained": _paths(self.data), "similarity": _paths(self.similarity),
+            "tasks": [*self.tasks], "limit": self.limit, "limit_tokens": self.limit_tokens,
+            "context_free": None if texts == Suite.context_free else texts,
             "columns": [f"{name}={column}" for name, column in self.columns.items()],
+            "skills": True if names else None,
+            "seed": free.seed or None if isinstance(free, ContextFreeKL) else None,
         }  # fmt: skip
-        named = {f"--{name}": _paths(some) for name, some in given.items()}
-        found = [word for name, some in named.items() if some for word in (name, *some)]
-        return [*found, *["--skills"] * skills]
+        return {name: some for name, some in given.items() if some not in (None, [])}
 
     def _read(self, given: Any, default: str, role: Role) -> list[Probe]:
         found: list[Probe] = []
@@ -152,7 +155,7 @@ def _paths(given: Any) -> list[str]:
     if isinstance(given, Mapping):
         given = [*given.values()]
     items = [given] if isinstance(given, str | os.PathLike) else given
-    if not all(isinstance(item, str | os.PathLike) and "\n" not in str(item) for item in items):
+    if not all(isinstance(item, str | os.PathLike) for item in items):
         return ["FILE"]
     return [str(item) for item in items if item != ""]
 

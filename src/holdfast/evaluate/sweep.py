@@ -10,7 +10,6 @@ A merge needs no training, so the best settings are found by measuring several.
 import contextlib
 import itertools
 import os
-import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -33,10 +32,11 @@ from holdfast.recipe import recipe_beside
 from holdfast.registry import methods
 from holdfast.report import LEARN_AT_LEAST
 from holdfast.report import sweep as _shown
+from holdfast.report.command import command
 from holdfast.report.document import Document
 from holdfast.report.recommend import Recommendation, recommend_point
 from holdfast.report.shown import Shown
-from holdfast.report.words import plain, settings_text
+from holdfast.report.words import settings_text
 from holdfast.stages import Merging
 
 Kind = Literal["base", "tuned", "merged"]
@@ -59,7 +59,8 @@ class Sweep(Shown):
     """Merged models at several settings, measured, in the order of the settings.
 
     ``retain``, ``max_kl`` and ``learn_at_least`` are those of the recommendation, as for
-    :func:`sweep`; ``fixed`` are other settings of the method that are not its defaults.
+    :func:`sweep`; ``fixed`` are other settings of the method that are not its defaults; ``models``
+    are the paths of the tuned models.
     """
 
     base: str
@@ -70,6 +71,7 @@ class Sweep(Shown):
     max_kl: float | None = None
     learn_at_least: float = LEARN_AT_LEAST
     fixed: dict[str, float] = field(default_factory=dict)
+    models: tuple[str, ...] = ()
     schema_version: int = 2
     what: ClassVar[str] = "sweep"
 
@@ -88,13 +90,15 @@ class Sweep(Shown):
 
     def command(self, point: SweepPoint) -> str:
         """The command line that writes the merged model; empty if the model is not merged."""
-        method = next((e.name for e in methods("merging") if e.cls.__name__ == self.method), "")
-        if point.kind != "merged" or not method:
+        entry = next((e for e in methods("merging") if e.cls.__name__ == self.method), None)
+        settings = {**self.fixed, **point.settings}
+        if point.kind != "merged" or not entry or not self.models:
             return ""
-        settings = {**self.fixed, **point.settings}.items()
-        words = ["holdfast", "merge", self.base, *self.tuned.split(", "), "--method", method]
-        words += (word for name, value in settings for word in (f"--{name}", f"{value:g}"))
-        return plain(shlex.join([*words, "--out", "merged"]))
+        if not settings.keys() <= {f.name for f in fields(entry.cls)}:
+            return ""  # a file of others
+        out = f"merged-{folder_of(point.settings)}"
+        models = [self.base, *self.models]
+        return command("merge", *models, method=entry.name, **settings, out=out)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per point and test."""
@@ -185,12 +189,12 @@ def sweep(
                 try:
                     merge_on_disk(base, models, merged, one, progress=progress, **merging)
                     report = meter(f"{name}, {settings_text(settings)}", merged, recipe)
-                    report.settings.pop("command", None)  # it names a model that will be gone
                 finally:
                     if not keep_models:
                         shutil.rmtree(merged, ignore_errors=True)
             else:
                 report = meter(name, models[0]) if kind == "tuned" else meter(str(base), None)
+            report.settings.pop("command", None)  # it names models that will be gone
             points.append(SweepPoint(settings, report, kind))
     ordered = sorted(points, key=lambda point: tuple(point.settings.values()))
     others = (f for f in fields(method) if f.name not in ordered[0].settings)
@@ -198,6 +202,7 @@ def sweep(
     return Sweep(
         str(base), name, tuple(ordered), type(method).__name__, retain, max_kl, learn_at_least,
         fixed={name: value for name, value in fixed.items() if type(value) in (int, float)},
+        models=tuple(map(str, models)),
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def to_markdown(document: Document, level: int = 1) -> str:
         f"{top} {escape(answer.headline)}",
         escape(" → ".join(map(plain, document.names))),
         _bullets(answer.sentences),
-        escape(answer.next and f"Next: {answer.next}"),
+        answer.next and f"Next: {_next(answer.next)}",
     ]
     for section in document.filled:
         parts += [_markdown(table, below) for table in section.tables if not table.page_only]
@@ -99,6 +99,17 @@ def escape(text: str) -> str:
     a\|b \<script\> acc_norm \`x\` \_y\_
     """
     return re.sub(r"[\\`*\[\]<>|~#&$@]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
+
+
+def _next(said: str) -> str:
+    """What to do next, with its command as code, so that it can be copied.
+
+    >>> print(_next("try *more*: holdfast merge base '~/x'"))
+    try \\*more\\*: `holdfast merge base '~/x'`
+    """
+    words, name, rest = said.partition("holdfast ")
+    code = name and not {*"`<>"} & {*rest}
+    return escape(words) + (f"`{name}{rest}`" if code else escape(name + rest))
 
 
 def _bullets(sentences: Sequence[str]) -> str:
