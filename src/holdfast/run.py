@@ -240,10 +240,15 @@ class Run:
 
         The arguments are those of :meth:`holdfast.stages.Criterion.loss`.
         """
+        return self.losses(batch, num_targets, update)[1]
+
+    def losses(self, batch: Any, num_targets: Tensor | float, update: int) -> tuple[Tensor, Tensor]:
+        """The loss of the samples alone, for the log, and :meth:`loss`, for the gradients."""
         with self.recall.beside(self.model) as recalled:
-            loss = self.criterion.loss(self.model, batch, num_targets, update) + recalled()
-        self.observe(loss)
-        return loss
+            loss = self.criterion.loss(self.model, batch, num_targets, update)
+            whole = loss + recalled()
+        self.observe(whole)
+        return loss, whole
 
     def observe(self, loss: Tensor) -> None:
         """Pass the loss of a micro-batch to an update whose step depends on it.

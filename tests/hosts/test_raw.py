@@ -2,6 +2,8 @@
 
 import copy
 import inspect
+import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -28,7 +30,10 @@ from holdfast import (
 from holdfast._torch.finite import DivergedError
 from holdfast.anneal import Sigmoid
 from holdfast.optim import slanted_triangular
+from holdfast.run import Run
+from holdfast.stages import Recall, RecallTerm
 from loops import tune as tune_anything
+from ranks import run_on_ranks
 
 
 def make_model():
@@ -350,6 +355,40 @@ def test_a_run_that_diverges_is_an_error(data, log_every, tmp_path):
                       **options)  # fmt: skip
     assert not rows
     assert not (tmp_path / "run.pt").exists()
+
+
+def test_without_a_log_its_values_are_not_computed(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "log", None)
+    options = {"checkpoint": tmp_path / "run.pt", "save_every": 1, "max_updates": 2}
+    tune(make_model(), "l2-sp", data, **options)
+    assert (tmp_path / "run.pt").exists()
+
+
+@dataclass(frozen=True)
+class BrokenOnOneRank(Recall):
+    """A recall whose part of the loss is NaN on the second rank only."""
+
+    def prepare(self, run):
+        class Term(RecallTerm):
+            def plan(self, *_):
+                """It has data of its own."""
+
+        return Term()
+
+    def log(self, run):
+        return {"recall": math.nan if torch.distributed.get_rank() == 1 else 0.1}
+
+
+def _diverges(folder):
+    data = TensorDataset(torch.randn(8, 4), torch.arange(8) % 2)
+    recipe = Recipe(recall=BrokenOnOneRank())
+    options = {"lr": 0.1, "task": "classification", "progress": False, "batch_size": 8}
+    with pytest.raises(DivergedError, match="the loss of update 1 is nan"):
+        finetune_loop(nn.Linear(4, 2), recipe, data, **options)
+
+
+def test_a_recall_that_diverges_on_one_rank_is_an_error_on_all(tmp_path):
+    run_on_ranks(2, _diverges, tmp_path, folder=tmp_path)
 
 
 def test_weights_that_diverge_in_the_last_update_are_an_error():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from holdfast._torch.checks import NamedSettings, above_zero, whole_number
 from holdfast._torch.finite import check_loss
-from holdfast._torch.layout import all_agree, rank_and_world
+from holdfast._torch.layout import all_agree, mean_over_ranks, rank_and_world
 from holdfast._torch.progress import progress_bar
 from holdfast.hosts import _checkpoints as checkpoints
 from holdfast.hosts._early_stop import EarlyStop
@@ -144,10 +144,11 @@ def drive(
             # The clock of the first rank decides for all.
             is_saved = checkpoint is not None and all_agree(not is_first or due(update), device)
             if is_logged or is_saved:  # reading the loss waits for a GPU
+                check_loss(float(loss) + _recalled(run, device), update)
+            if log and is_logged:
                 rate = optimizer.param_groups[0]["lr"]
                 values = {"update": update, "loss": float(loss), "lr": rate} | run.log() | seen
-                check_loss(values["loss"] + values.get("recall", 0.0), update)
-                if log and is_logged and is_first:
+                if is_first:
                     log(values)
             if checkpoint and is_saved:
                 checkpoints.save(checkpoint, run, update, identity, early)
@@ -155,6 +156,14 @@ def drive(
                 break
     if early:
         early.restore()
+
+
+def _recalled(run: Run, device: torch.device) -> float:
+    """What the recall added to the loss of the update, over all ranks. All ranks must call it."""
+    if not run.recall.has_data:
+        return 0.0
+    own = run.recipe.recall.log(run).get("recall", 0.0)
+    return float(mean_over_ranks(torch.tensor(own, device=device)))
 
 
 def check_watch(watch: Observer | None, log: Any) -> None:

@@ -184,12 +184,8 @@ class _PlainLoop:
         run.recall.plan(self.model, update, self.updates.size, len(batches))
         total = torch.zeros((), device=self.device)
         for batch in batches:
-            with self.precision, run.recall.beside(self.model) as recalled:
-                loss = run.criterion.loss(
-                    self.model, to_device(batch, self.device), targets, update
-                )
-                whole = loss + recalled()
-            run.observe(whole)
+            with self.precision:
+                loss, whole = run.losses(to_device(batch, self.device), targets, update)
             whole.backward()
             total = total + loss.detach()
         self.done = update
