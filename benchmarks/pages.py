@@ -97,7 +97,7 @@ def first_run() -> str:
     learned = plain[4].partition(";")[0].rpartition(" ")[2]
     kept = plain[0].partition(" (")[0].rpartition("kept ")[2]
     return (
-        f"```text\n{ours[0]}\n{ours[4].partition(';')[0]}\n```\n\n"
+        f"```text\n{ours[0]}\n{ours[4].partition(';')[0]} …\n```\n\n"
         f"Plain fine-tuning at the same learning rate kept {kept} (loss {learned})."
     )
 
