@@ -1,7 +1,9 @@
 """The pages show the committed results, the explorer has all of them, README.md can be pasted."""
 
 import gzip
+import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
@@ -9,6 +11,7 @@ import subprocess
 import sys
 from base64 import b64decode
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,6 +75,41 @@ def test_the_explorer_names_every_file_of_results(explorer):
         assert {len(row) for row in table["rows"]} == {len(titles)}
 
 
+def test_the_explorer_reads_a_search_of_this_version(scripts, monkeypatch):
+    import explorer
+
+    def read(kind, name, read=explorer.read):
+        found = {**read(kind, name)}
+        if name == "tune_default":
+            found.pop("unmerged", None)
+            found["default"] = None  # it did not complete
+        return found
+
+    monkeypatch.setattr(explorer, "read", read)
+    rows = next(rows for name, rows, _ in explorer.others() if name == "tune_default")
+    assert [row["half"] for row in rows if row["point"] == "taken"] == ["chosen", "reported"]
+    assert "defaults" not in {row["point"] for row in rows}
+
+
+def test_the_site_builds_the_explorer_again_if_a_script_has_changed(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("explorer_hook", ROOT / "docs" / "_explorer.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    page, script = tmp_path / "explorer" / "index.html", tmp_path / "proof" / "verdict.py"
+    for time, file in enumerate((tmp_path / "explorer.py", script, page)):
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+        os.utime(file, (time, time))
+    calls = []
+    monkeypatch.setattr(hook, "BENCHMARKS", tmp_path)
+    monkeypatch.setattr(hook.subprocess, "run", lambda *given, **_: calls.append(given))
+    hook.on_pre_build(config=SimpleNamespace(docs_dir=tmp_path))
+    assert calls == []
+    os.utime(script, (9, 9))
+    hook.on_pre_build(config=SimpleNamespace(docs_dir=tmp_path))
+    assert len(calls) == 1
+
+
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="Chromium is not installed")
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_explorer_shows_each_view_without_an_error(explorer, width):
@@ -85,6 +123,10 @@ def test_the_explorer_shows_each_view_without_an_error(explorer, width):
         page.run("location.hash = '#results/smollm2_gsm8k?picks=LoRA&tests=PIQA|MBPP'")
         page.wait("$('note').textContent.includes('chosen tests')")
         assert page.run("rowsShown().every(row => row[at('method')] !== 'LoRA')")
+        page.run("location.hash = '#speed'")  # tables without a column "kept"
+        page.wait("view.name === 'speed'")
+        last = "row.at(-1) === set.rows[i].at(-1)"
+        assert page.run(f"(off.tests.add('PIQA'), rowsShown().every((row, i) => {last}))")
         wrong = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled")
         assert [event for event in page.events if event["method"] in wrong] == []
 
