@@ -52,8 +52,9 @@ def after(*scores, **settings):
         ((SAME, LOW), None, "use it."),
         ((SAME, CHANCE), 1.0, "test more samples."),
         ((FEW, LEARNED), None, "test more samples."),
-        ((LOW,), 1.0, "holdfast measure 'my base' tuned/ --target dev.jsonl --text wiki.txt "
-         "--retained FILE"),
+        ((LOW,), 1.0, f"try more epochs: {LONGER}"),
+        ((LOW,), 3.0, f"{TESTS} --retained FILE"),
+        ((SAME, LOW, LOST), 1.0, AGAIN),
     ],
 )  # fmt: skip
 def test_the_rules(scores, epochs, said):

@@ -90,15 +90,13 @@ class Sweep(Shown):
 
     def command(self, point: SweepPoint) -> str:
         """The command line that writes the merged model; empty if the model is not merged."""
-        entry = next((e for e in methods("merging") if e.cls.__name__ == self.method), None)
-        settings = {**self.fixed, **point.settings}
-        if point.kind != "merged" or not entry or not self.models:
-            return ""
-        if not settings.keys() <= {f.name for f in fields(entry.cls)}:
-            return ""  # a file of others
-        out = f"merged-{folder_of(point.settings)}"
-        models = [self.base, *self.models]
-        return command("merge", *models, method=entry.name, **settings, out=out)
+        settings, out = {**self.fixed, **point.settings}, f"merged-{folder_of(point.settings)}"
+        for entry in methods("merging") if self.models and point.kind == "merged" else ():
+            known = {f.name for f in fields(entry.cls)}  # a file of others may have other names
+            if entry.cls.__name__ == self.method and settings.keys() <= known:
+                given = {"method": entry.name, **settings, "out": out}
+                return command("merge", self.base, *self.models, **given)
+        return ""
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per point and test."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -27,19 +28,23 @@ def next_step(report: ForgettingReport, forgotten: str) -> str:
     """Say what to do with a model that forgot ``forgotten`` (:class:`~.verdict.Verdict`).
 
     First the target must have improved, then forgetting must be tested. If some or much is
-    forgotten, merge with the base. Otherwise use it, unless a target got worse.
+    forgotten, merge with the base; more epochs would forget more. Otherwise use it, unless a target
+    got worse.
     """
     models, tests = words_of(report)
     targets = [score for score in report.scores if score.role == "target"]
     outcomes = {change_of(score).outcome for score in targets}
-    lost = forgotten in ("some", "much")
+    lost, worse = forgotten in ("some", "much"), "lost" in outcomes
     longer = _longer(report, models[1])
     if targets and "gained" not in outcomes:
         if "no interval" in outcomes:
             return "test more samples."
-        if lost or "lost" in outcomes:
+        if lost or worse:
             return _AGAIN
         return longer or "train for longer, or at a higher learning rate."
+    low = any(s.metric == "accuracy" and s.after.value < LOW for s in targets)
+    if low and longer and not (lost or worse):
+        return f"{'' if forgotten == 'unknown' else 'use it, or '}try more epochs: {longer}"
     if forgotten == "unknown":
         if any(score.role == "retained" for score in report.scores):
             return "test more samples."
@@ -50,30 +55,23 @@ def next_step(report: ForgettingReport, forgotten: str) -> str:
         return command("merge", *models, sweep=[0.5, 0.7, 0.85, 1], **tests, out=out)
     if not targets:
         return command("measure", *models, **{**tests, "target": "FILE"})
-    if "lost" in outcomes:
-        return _AGAIN
-    low = any(s.metric == "accuracy" and s.after.value < LOW for s in targets)
-    return f"use it, or try more epochs: {longer}" if low and longer else "use it."
+    return _AGAIN if worse else "use it."
 
 
 def words_of(report: ForgettingReport) -> tuple[list[str], dict[str, Any]]:
     """The two models of a report, and the options that give the same tests."""
-    words: dict[str, list[str]] = {"": []}
-    name = ""
-    try:
-        given = shlex.split(str(report.settings.get("command", "")))[2:]
-    except ValueError:  # not written by holdfast
-        given = []
-    for word in given:
-        if word.startswith("-"):
-            name = word.removeprefix("--")
-            words[name] = []
-        else:
-            words[name].append(word)
-    models = words.pop("")
-    if len(models) != 2 or not words.keys() <= _KNOWN:
+    found: dict[str, list[str]] = {}
+    models: list[str] = []
+    last = models
+    with contextlib.suppress(ValueError):  # not written by holdfast
+        for word in shlex.split(str(report.settings.get("command", "")))[2:]:
+            if word.startswith("-"):
+                last = found[word.removeprefix("--")] = []
+            else:
+                last.append(word)
+    if len(models) != 2 or not found.keys() <= _KNOWN:
         return [report.base, report.tuned], {}
-    return models, {name: values or True for name, values in words.items()}
+    return models, {name: values or True for name, values in found.items()}
 
 
 def _longer(report: ForgettingReport, tuned: str) -> str:
