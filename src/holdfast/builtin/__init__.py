@@ -71,6 +71,6 @@ def _located(name: str, kind: str) -> list[str]:
 @functools.cache
 def _note_local(path: str) -> None:
     logger.warning(
-        f"{NAME} is the local {path}, not what comes with holdfast: rename it, or work in another "
-        "directory, to use the latter"
+        f"the local {path} is used, not the {NAME} that comes with holdfast: to use that one, "
+        "rename yours, or work in another directory"
     )

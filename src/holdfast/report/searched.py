@@ -52,6 +52,7 @@ def by_recipe(found: Tuned) -> tuple[Section, Section]:
     One row per recipe with a trial, a recommended one first, then by how far they came.
     """
     winner = found.taken.recipe if found.recommendation().label else ""
+    starred = " ★ recommended." if winner else ""
     tried = [one for one in found.recipes if one.trials]
     rows = sorted(tried, key=lambda one: (one.recipe != winner, *_rank(one)))
     target = found.taken.reported.target
@@ -70,9 +71,7 @@ def by_recipe(found: Tuned) -> tuple[Section, Section]:
         note="Of each recipe, the model to take of its own that were trained longest: its score on "
         "the target, what it lost on the retained tests, and the share of the updates at which it "
         "was measured. Models that were trained for different shares cannot be compared; those "
-        "that were stopped early took at most a few samples of each test."
-        + " ★ recommended."
-        * bool(winner),
+        f"that were stopped early took at most a few samples of each test.{starred}",
         tones=tuple("good" if one.recipe == winner else "" for one in rows),
         opened=True,
     )
