@@ -50,7 +50,9 @@ def test_a_recipe_and_its_config_again(tmp_path, capsys):
     )
     assert "recadam+flow: weighted loss " in said.out
     assert "The model is in out" in said.out
-    assert said.out.splitlines()[-1] == f"holdfast measure {MODEL} out --skills"
+    *_, asked, measure = said.out.splitlines()
+    assert measure == f"holdfast measure {MODEL} out --skills"
+    assert "--target FILE" in asked
     left = {"chat_template.jinja", "generation_config.json", "tokenizer_config.json"}
     assert {p.name for p in Path("out").iterdir()} - left == {
         "config.json", "config.yaml", "holdfast_recipe.yaml", "model.safetensors", "tokenizer.json",

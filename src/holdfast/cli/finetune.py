@@ -186,9 +186,16 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
         moved = [f"{what} {at['first']:.3f} → {at['last']:.3f}" for what, at in ends.items()]
         tell_line(
             f"{name}: {weighted}{', '.join(moved)} (first updates → last), learning rate "
-            f"{trained.update.lr:g}.{kept} The model is in {out}. What it learned and forgot:"
+            f"{trained.update.lr:g}.{kept} The model is in {out}."
         )
-        tell_line(measure)
+        if measure:
+            both = " --target " in measure
+            tell_line(
+                "What it learned and forgot:"
+                if both
+                else "What it forgot (add --target FILE for what it learned):"
+            )
+            tell_line(measure)
 
 
 def measure_command(options: argparse.Namespace, out: Path, task: TrainingData) -> str:
