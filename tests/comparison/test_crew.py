@@ -32,7 +32,7 @@ NEED = estimated_need(
 
 
 def gpus(*free):
-    return [Gpu(i, f"GPU-{i}", bytes_) for i, bytes_ in enumerate(free)]
+    return [*map(Gpu, range(len(free)), free)]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,7 @@ def test_the_crew_of_a_plan_on_a_cpu(tmp_path, monkeypatch):
     plan = make_plan(tmp_path)
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     assert crew_for(plan, None, "auto").workers == [None] * 3
-    with crew_for(plan, 2, "auto").sharing(9) as environment:
-        assert environment == {}
+    assert crew_for(plan, 2, "auto").workers == [None] * 2
     for jobs, per_gpu, name in ((0, "auto", "jobs"), (1, 0, "per_gpu")):
         with pytest.raises(ValueError, match=f"{name} must be at least 1"):
             crew_for(plan, jobs, per_gpu)

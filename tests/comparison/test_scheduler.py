@@ -106,7 +106,7 @@ def test_only_unfinished_runs_are_done_and_a_run_that_raises_has_failed(plan, wh
 
 
 def test_a_finished_comparison_does_not_read_the_model(plan, whole, monkeypatch):
-    monkeypatch.setattr("holdfast.comparison.crew.gpus_for", lambda device: [Gpu(0, "GPU-0", 9)])
+    monkeypatch.setattr("holdfast.comparison.crew.gpus_for", lambda device: [Gpu(0, 9)])
     monkeypatch.setattr("holdfast.comparison.crew._size_of", lambda plan: pytest.fail("it is read"))
     assert compare(plan, whole[2]) == whole[0]
 
@@ -121,8 +121,8 @@ def test_processes_share_the_cores_with_those_that_run(plan, tmp_path, monkeypat
 
     monkeypatch.setattr(processes, "call_in_processes", none_runs)
     for crew in (
-        make_crew([Gpu(0, "GPU-0", 24 << 30)], parameters=10**8, need=20 << 30, cores=16),
-        make_crew([Gpu(0, "GPU-0", 80 << 30)], parameters=3_000_000, need=None, cores=32),
+        make_crew([Gpu(0, 24 << 30)], parameters=10**8, need=20 << 30, cores=16),
+        make_crew([Gpu(0, 80 << 30)], parameters=3_000_000, need=None, cores=32),
         make_crew([], cores=3),
     ):
         scheduler._run_locally(plan, plan.runs, Place.at(tmp_path), pytest.fail, crew, None)

@@ -10,13 +10,12 @@ import contextlib
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from holdfast._torch.checks import whole_number
 from holdfast._torch.head_tap import output_layer
 from holdfast._torch.lm_head import LARGE_CHUNK
-from holdfast.comparison import mps
 from holdfast.comparison.gpus import Gpu, gpus_for
 from holdfast.comparison.inputs import training_data
 from holdfast.comparison.plan import Plan
@@ -131,15 +130,6 @@ class Crew:
         """The number of runs at a time, as far as is known now."""
         count = Counter(self.workers)
         return sum(n if gpu is None else min(n, self.limit(gpu)) for gpu, n in count.items())
-
-    @contextlib.contextmanager
-    def sharing(self, runs: int) -> Iterator[dict[str, str]]:
-        """Prepare the GPUs for so many runs; yields the environment variables of the workers."""
-        if self.most and min(runs, len(self.workers)) > len(self.alone):
-            with mps.shared([gpu.uuid for gpu in gpus_for(None)]) as environment:
-                yield environment
-        else:
-            yield {}
 
 
 def make_crew(

@@ -18,13 +18,11 @@ class Gpu:
     """A GPU by torch's index.
 
     Attributes:
-        uuid: its name in the driver's tools, ``GPU-…``; empty if they do not list it, as a part of
-            a GPU, or one that is not NVIDIA's.
-        free: bytes of memory that no process has taken; 0 if it is not known.
+        free: bytes of memory that no process has taken; 0 if the driver's tool does not list it, as
+            a part of a GPU, or one that is not NVIDIA's.
     """
 
     index: int
-    uuid: str = ""
     free: int = 0
 
 
@@ -37,8 +35,8 @@ def gpus_for(device: str | None) -> tuple[Gpu, ...]:
     if not free:
         return tuple(map(Gpu, indices))
     # Not by index: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER make torch's differ from the tool's.
-    uuids = {i: f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in indices}
-    return tuple(Gpu(i, name, free[name]) if name in free else Gpu(i) for i, name in uuids.items())
+    uuids = (f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in indices)
+    return tuple(Gpu(i, free.get(uuid, 0)) for i, uuid in zip(indices, uuids, strict=True))
 
 
 def free_memory() -> dict[str, int]:

@@ -12,7 +12,7 @@ import signal
 import threading
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -62,7 +62,6 @@ def call_in_processes(
     jobs: int,
     workers: Sequence[int | None],
     admits: Callable[[int | None, int], bool] = lambda gpu, running: True,
-    environment: Mapping[str, str] | None = None,
     on_progress: Callable[..., None] | None = None,
     on_wait: Callable[[], None] | None = None,
 ) -> Generator[Ended, None, None]:
@@ -76,12 +75,10 @@ def call_in_processes(
         workers: the GPU of each process; None for the CPU.
         admits: whether another call may start on a GPU on which so many are running. It must admit
             the first. A process without a call is ended, because it holds memory.
-        environment: variables of the processes. The main script, which they import before anything
-            else, may use a GPU already.
         on_progress: called with a call and what it passed to :func:`report_progress`.
         on_wait: called several times per second.
     """
-    idle = [_Worker(gpu, jobs, environment or {}) for gpu in workers]
+    idle = [_Worker(gpu, jobs) for gpu in workers]
     busy: dict[Future[Any], _Worker] = {}
     begun = False
 
@@ -210,8 +207,8 @@ class _Worker:
     It is started for its first call, and for the next one after it was ended.
     """
 
-    def __init__(self, gpu: int | None, jobs: int, environment: Mapping[str, str]) -> None:
-        self.gpu, self.jobs, self.environment = gpu, jobs, environment
+    def __init__(self, gpu: int | None, jobs: int) -> None:
+        self.gpu, self.jobs = gpu, jobs
         self.call: Call = ()
         self.at_a_time = 1
         self.executor: ProcessPoolExecutor | None = None
@@ -226,7 +223,7 @@ class _Worker:
     def submit(self, function: Callable[..., Any], call: Call) -> Future[Any]:
         self.call, self.at_a_time = call, 1
         self._told = 0
-        with _no_interrupts(), _environment(self.environment):
+        with _no_interrupts():
             try:
                 future = self._started().submit(attempt, function, call)
             except BrokenProcessPool:  # it died while it was idle
@@ -306,18 +303,3 @@ def _no_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process, which a process started meanwhile inherits."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

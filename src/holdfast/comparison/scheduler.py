@@ -193,31 +193,30 @@ def _run_locally(
     passes = (specs, crew.workers), (disturbed, crew.alone), (died, crew.alone[:1])
     # If the first run tells how much memory one needs, all workers may run after it.
     jobs = crew.at_a_time if crew.need else len(crew.workers)
-    with crew.sharing(len(trainings(specs))) as environment:
-        for some, workers in passes:
-            ended = processes.call_in_processes(
-                run, deque((plan, group, out) for group in trainings(some)),
-                caller="compare", jobs=jobs, workers=workers,
-                admits=crew.admits, environment=environment, on_progress=on_message,
-            )  # fmt: skip
-            with contextlib.closing(ended):
-                for one in ended:
-                    group = one.call[1]
-                    if one.disturbed:
-                        crew.lower(one.gpu, one.at_a_time, one.error or "")
-                        disturbed += group
-                        logger.warning(
-                            f"{group[-1].label}, seed {group[-1].seed}, failed beside other runs "
-                            f"and is repeated alone: {processes.reason(one.error or '')[:200]}"
-                        )
-                        continue
-                    if one.died and some is not died:
-                        died += group
-                        continue
-                    twice = "the worker process died twice, possibly out of memory"
-                    error = twice if one.died else one.error
-                    for ending in _endings(group, out, one.value, error):
-                        end(*ending)
+    for some, workers in passes:
+        ended = processes.call_in_processes(
+            run, deque((plan, group, out) for group in trainings(some)),
+            caller="compare", jobs=jobs, workers=workers,
+            admits=crew.admits, on_progress=on_message,
+        )  # fmt: skip
+        with contextlib.closing(ended):
+            for one in ended:
+                group = one.call[1]
+                if one.disturbed:
+                    crew.lower(one.gpu, one.at_a_time, one.error or "")
+                    disturbed += group
+                    logger.warning(
+                        f"{group[-1].label}, seed {group[-1].seed}, failed beside other runs "
+                        f"and is repeated alone: {processes.reason(one.error or '')[:200]}"
+                    )
+                    continue
+                if one.died and some is not died:
+                    died += group
+                    continue
+                twice = "the worker process died twice, possibly out of memory"
+                error = twice if one.died else one.error
+                for ending in _endings(group, out, one.value, error):
+                    end(*ending)
 
 
 def _endings(

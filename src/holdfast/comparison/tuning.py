@@ -333,11 +333,10 @@ def _search_in_processes(
 
     calls = deque((*given, number) for number in range(jobs))
     # At the end of the time, the processes exit; the study has what their trials have reached.
-    with crew.sharing(jobs) as environment, contextlib.suppress(_TimeOver):
+    with contextlib.suppress(_TimeOver):
         ended = processes.call_in_processes(
             partial(_search, end=clock.end, tracking=tracking), calls, caller="tune", jobs=jobs,
-            workers=crew.workers, admits=crew.admits, environment=environment,
-            on_wait=on_wait, on_progress=on_message,
+            workers=crew.workers, admits=crew.admits, on_wait=on_wait, on_progress=on_message,
         )  # fmt: skip
         with contextlib.closing(ended):
             for one in ended:
