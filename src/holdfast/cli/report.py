@@ -5,7 +5,6 @@ examples:
   holdfast report report/report.json --out drawn     a report of measure
   holdfast report sweep --markdown > sweep.md        a sweep of merge --sweep
   holdfast report one/results.json two/results.json --out both
-  holdfast report runs/compare --peft --out peft     one JSON per run, for PEFT's comparison
   holdfast report report --model-card README.md      a section of a model card
 
 Several comparisons of one base on one target become one with all runs, for plans that machines
@@ -14,8 +13,6 @@ shared. A run that occurs twice is taken from the last.
 
 import argparse
 import contextlib
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +30,6 @@ from holdfast.io.files import read_json
 from holdfast.io.outputs import claim, claim_file, maker_of, output_name
 from holdfast.io.storage import Place
 from holdfast.report import LEARN_AT_LEAST
-from holdfast.report.printing import tell_line
 from holdfast.report.shown import Shown
 
 #: Commands whose results are shown.
@@ -51,18 +47,13 @@ def add_options(parser: Parser) -> None:
     form = output.add_mutually_exclusive_group()
     add(form, "json")
     form.add_argument("--markdown", action="store_true", help="print the result as Markdown")
-    peft = "write only one JSON per run to --out, in the format of PEFT's method comparison"
-    form.add_argument("--peft", action="store_true", help=peft)
 
 
 def run(options: argparse.Namespace) -> None:
     several = len(options.sources) > 1
     if several and options.out is None:
         raise UsageError("several comparisons become a new one: give its directory with --out DIR")
-    if options.peft and options.out is None:
-        raise UsageError("--peft writes several files: give their directory with --out DIR")
-    as_search = not (several or options.peft)
-    found = {source: read(Path(source), as_search=as_search) for source in options.sources}
+    found = {source: read(Path(source), as_search=not several) for source in options.sources}
     first, folder = next(iter(found.values()))
     check_page()
     shown: Any = first
@@ -72,9 +63,7 @@ def run(options: argparse.Namespace) -> None:
     files = [*["results.json"] * several, f"{name}.md", f"{name}.html"]
     inputs = [str(file) for source in options.sources for file in files_of(Path(source))]
     check_card(options, inputs)
-    if options.peft:
-        write_peft(shown, options.out, inputs)
-    elif options.out is None:  # beside the results, whose directory need not be ours
+    if options.out is None:  # beside the results, whose directory need not be ours
         for file in files:
             claim_file(folder / file, inputs, ours=lambda file: may_be_replaced(file, shown))
         show(shown, options, Place.at(folder), *files)
@@ -82,14 +71,6 @@ def run(options: argparse.Namespace) -> None:
         with claim(output_name(options.out), "report", inputs, files=files, also=WRITERS):
             show(shown, options, Place.at(Path(options.out)), *files)
     update_card(options, shown)
-
-
-def write_peft(shown: Shown, out: str, inputs: Sequence[str]) -> None:
-    if not isinstance(shown, Results):
-        raise UsageError("--peft needs the results of compare or tune: one JSON is one run")
-    with claim(output_name(out), "report --peft", inputs):
-        files = shown.to_peft(out)
-    tell_line(f"{len(files)} runs: {out}", file=sys.stderr)
 
 
 def may_be_replaced(file: Path, shown: Shown) -> bool:

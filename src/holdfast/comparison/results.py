@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,13 +19,11 @@ from typing import Any, ClassVar
 
 from holdfast._torch.checks import positive_share
 from holdfast._torch.layers import within
-from holdfast.comparison import peft_format as _peft
 from holdfast.comparison.command import finetune_command
 from holdfast.comparison.plan import Plan, RunSpec, label_of
 from holdfast.comparison.processes import at_a_time, reason
 from holdfast.evaluate.report import Curve, Drift, DriftRow, ForgettingReport, Score
 from holdfast.io import codec as _codec
-from holdfast.io.files import write_text
 from holdfast.io.storage import Place
 from holdfast.recipe import Recipe, difference
 from holdfast.report import LEARN_AT_LEAST
@@ -368,18 +365,6 @@ class Results(Shown):
             for run in self.runs
             for test in (run.target, *run.retained)
         ]  # fmt: skip
-
-    def to_peft(self, directory: str | os.PathLike[str]) -> list[Path]:
-        """Write one JSON per run in the format of PEFT's method comparison; return the files.
-
-        :mod:`holdfast.comparison.peft_format` says what is null, 0 or an upper bound in them.
-        """
-        folder = Path(directory)
-        folder.mkdir(parents=True, exist_ok=True)
-        found = _peft.records(self)
-        for file, record in found.items():
-            write_text(folder / file, json.dumps(record, indent=2, allow_nan=False) + "\n")
-        return [folder / file for file in found]
 
     def document(self) -> Document:
         return _shown.document(self)
