@@ -23,7 +23,6 @@ from holdfast._torch.fingerprint import arrow_fingerprint, content_fingerprint
 from holdfast._torch.imports import require
 from holdfast.io.files import first_line
 from holdfast.io.heads import NewHead, head_for, target_of
-from holdfast.io.long_text import Tokenized
 from holdfast.io.models import Loaded, Loader
 from holdfast.io.render import Conversation, Reader, Words, rename
 from holdfast.io.rows import (
@@ -57,14 +56,14 @@ class Continuation(NamedTuple):
 
 def tokenize(tokenizer: Any, text: str) -> list[int]:
     """Return the tokens of a text, after the BOS token if the tokenizer adds one."""
-    return _after_bos(tokenizer, [Tokenized(tokenizer, text).ids])[0]
+    return tokenize_all(tokenizer, [text])[0]
 
 
 def tokenize_all(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """Tokenize texts in one call, which is several times faster than one call per text."""
     if not texts:
         return []
-    found = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    found = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
     return _after_bos(tokenizer, found)
 
 
@@ -107,19 +106,21 @@ def first_tokens(tokenizer: Any, text: str, most: int) -> tuple[str, list[int]]:
     """
     characters = 5 * (most + _MARGIN)  # about as many as these tokens have
     while True:
-        found = Tokenized(tokenizer, text[:characters])
-        if len(found.ids) > most + _MARGIN or characters >= len(text):
+        found = tokenizer(text[:characters], add_special_tokens=False, verbose=False)
+        ids = found["input_ids"]
+        if len(ids) > most + _MARGIN or characters >= len(text):
             break
         characters *= 2
-    if len(found.ids) > most:
+    if len(ids) > most:
         if getattr(tokenizer, "is_fast", False):
+            span = found.token_to_chars
             # Several tokens may be parts of one character, which is left out then.
-            while most > 1 and found.span(most)[0] < found.span(most - 1)[1]:
+            while most > 1 and span(most).start < span(most - 1).end:
                 most -= 1
-            text = text[: found.span(most - 1)[1]]
+            text = text[: span(most - 1).end]
         else:
-            text = str(tokenizer.decode(found.ids[:most]))
-    return text, _after_bos(tokenizer, [found.ids[:most]])[0]
+            text = str(tokenizer.decode(ids[:most]))
+    return text, _after_bos(tokenizer, [ids[:most]])[0]
 
 
 def fitting(rows: Rows, lengths: Sequence[int], tokens: int) -> Rows:
