@@ -84,12 +84,13 @@ pipeline_tag: question-answering
 
 
 def test_the_rest_stays_byte_for_byte(card):
-    body = f"# Mine\n\n{BEGIN}\nstale\n{END}\n\n## Use\n\n```\n{BEGIN}\n## Forgetting\n```\nno end"
+    body = f"# Mine\n\n{BEGIN}\nstale\n{END}\n\n## Use\n\n```\n## Forgetting\n```\nno end"
     text = saved(card, FRONT + body)
     assert text.startswith(
-        "---\n# keep me\nlicense: mit   # of the weights\nmodel-index:\n- name: "
+        "---\n# keep me\nlicense: mit   # of the weights\ntags: [a,   'b']\n"
+        "pipeline_tag: question-answering\nmodel-index:\n- name: "
     )
-    assert "\ntags: [a,   'b']\npipeline_tag: question-answering\n---\n# Mine\n\n" in text
+    assert "\n---\n# Mine\n\n" in text
     assert text.endswith(body.partition("stale\n" + END)[2])
     assert "stale" not in section(text)
     found = ModelCard(text).data
@@ -107,7 +108,7 @@ def test_the_rest_stays_byte_for_byte(card):
     ("body", "before", "after"),
     [
         (
-            f"# A\n\n{BEGIN}\n### Forgetting ##\nstale\n#### stale\n{END}\n\n\n## Next\n",
+            f"# A\n\n{BEGIN}\n## Forgetting ##\nstale\n### stale\n{END}\n\n\n## Next\n",
             "# A\n\n",
             "\n\n\n## Next\n",
         ),
@@ -120,7 +121,7 @@ def test_the_rest_stays_byte_for_byte(card):
         ("# A\n\n", "# A\n\n", "\n"),
         ("```\n# forgetting\n~~~\n```\n", "```\n# forgetting\n~~~\n```\n\n", "\n"),
     ],
-    ids=["between the comments", "a heading of others", "no newline", "blank end", "in code"],
+    ids=["between the marks", "a heading of others", "no newline", "blank end", "in code"],
 )
 def test_where_the_section_goes(card, body, before, after):
     text = saved(card, body)
@@ -128,8 +129,7 @@ def test_where_the_section_goes(card, body, before, after):
     assert text.startswith(before + BEGIN)
     assert text.endswith(END + after)
     assert "stale" not in text
-    level = "###" if "stale" in body else "##"
-    assert f"{BEGIN}\n{level} Forgetting\n\n{level}# Much forgotten" in text
+    assert f"{BEGIN}\n## Forgetting\n\n### Much forgotten" in text
 
 
 def test_windows_line_breaks_and_a_byte_order_mark(card):
@@ -139,11 +139,27 @@ def test_windows_line_breaks_and_a_byte_order_mark(card):
     assert ModelCard(text.removeprefix("\ufeff")).data.license == "mit"
 
 
-def test_metadata_that_cannot_be_edited_line_by_line(card):
-    text = saved(card, "---\n{license: mit, model-index: []}\n---\n# Mine\n")
+@pytest.mark.parametrize(
+    "front",
+    [
+        "{license: mit, model-index: []}\n",
+        "model-index:\n# none yet\n- {name: mine, results: []}\nlicense: mit\n",
+        "license: mit\n'model-index': []\n",
+        "license: mit\nmodel-index:\n\n",
+    ],
+)
+def test_metadata_that_cannot_be_edited_line_by_line(card, front):
+    text = saved(card, f"---\n{front}---\n# Mine\n")
+    assert text.count("model-index") == 1
     found = ModelCard(text).data
     assert found.license == "mit"
     assert len(found.eval_results) == 5
+
+
+def test_empty_metadata(card):
+    text = saved(card, "---\n---\n# Mine\n")
+    assert text.count("---\n") == 2
+    assert len(ModelCard(text).data.eval_results) == 5
 
 
 def test_the_base_is_named_if_it_is_of_the_hub(card, monkeypatch, tmp_path):
@@ -174,8 +190,8 @@ def test_other_results_have_a_section_too(card):
         ("---\n- a\n---\n", "the metadata of .*README.md must be names and values"),
         ("---\nmodel-index: 3\n---\n", "model-index that is not a list of models"),
         (f"{BEGIN}\n", "must occur once, in this order"),
-        (f"{END}\n{BEGIN}\n", "README.md: the lines"),
-        ("# A\n~~~~\n```\n~~~\n", "README.md: the last block of code has no end: add a line ~~~~"),
+        (f"{END}\n{BEGIN}\n", "must occur once, in this order"),
+        (f"{BEGIN}\n{END}\n```\n{BEGIN}\n```\n", "must occur once, in this order"),
     ],
 )
 def test_a_card_that_cannot_be_updated_is_left_alone(card, text, words):

@@ -1,7 +1,7 @@
 """Put a result into a model card: one section of its text, and scores in its metadata.
 
-A section lies between two comments, ``<!-- holdfast: NAME -->`` and ``<!-- /holdfast: NAME -->``,
-so that the next update finds it. Everything else in the card stays as it is, byte for byte.
+A section lies between two marks, ``<!-- holdfast: NAME -->`` and ``<!-- /holdfast: NAME -->``, so
+that the next update finds it. The text outside of them stays as it is, byte for byte.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,8 @@ if TYPE_CHECKING:
 _OURS = "(measured by holdfast)"
 _ROLES = {"target": "target of fine-tuning", "retained": "retained after fine-tuning"}
 
-#: The metadata at the beginning, as the hub finds it.
-_FRONT = re.compile(r"\s*---(\r\n|\r|\n)(?P<yaml>.*?)(\r\n|\r|\n)---[ \t]*(\r\n|\n|$)", re.DOTALL)
-_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]")
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)", re.DOTALL)
+#: Spaces, and the metadata at the beginning if there is one, as the hub finds it.
+_FRONT = re.compile(r"(\ufeff?\s*)(?:---\r?\n(?P<yaml>.*?\n)??---[ \t]*(?:\r?\n|$))?", re.DOTALL)
 
 
 def save_section(
@@ -73,29 +72,29 @@ def read_card(path: Path, name: str) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8: {error}") from None
     _metadata(text, str(path))
-    try:
-        _find(text.splitlines(keepends=True), name)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    marks = _marks(name)
+    places = [match[0] for match in re.finditer("|".join(marks), text)]
+    if places and places != [*marks]:
+        raise ValueError(
+            f"{path}: {' and '.join(marks)} must occur once, in this order: repair or remove them"
+        )
     return text
 
 
 def with_section(text: str, name: str, document: Document) -> str:
-    """The text of a card with a section, which replaces the one between its comments.
+    """The text of a card with a section, which replaces the one between its marks.
 
     Without them, it is appended: text of others stays, also under a heading of the same name.
     """
-    lines = text.splitlines(keepends=True)
-    start, end, level = _find(lines, name)
+    begin, end = _marks(name)
     # What to do next is for the one who measured, not for those who read the card.
-    shown = to_markdown(replace(document, answer=replace(document.answer, next="")), level + 1)
-    begin, finish = _comments(name)
-    section = f"{begin}\n{'#' * level} {name.capitalize()}\n\n{shown}{finish}\n"
-    if start == len(lines) and text:
-        ended = lines[-1].endswith(("\n", "\r"))
-        section = "\n" * (not ended) + "\n" * bool(lines[-1].strip()) + section
-    section = section.replace("\n", _line_break(text))
-    return "".join([*lines[:start], section, *lines[end:]])
+    shown = to_markdown(replace(document, answer=replace(document.answer, next="")), 3)
+    line_break = _line_break(text)
+    section = f"{begin}\n## {name.capitalize()}\n\n{shown}{end}".replace("\n", line_break)
+    if begin in text:
+        return text.partition(begin)[0] + section + text.partition(end)[2]
+    gap = "" if text.endswith(2 * line_break) else line_break
+    return f"{text}{gap if text.endswith(line_break) else 2 * gap}{section}{line_break}"
 
 
 def with_scores(text: str, report: ForgettingReport, where: str) -> str:
@@ -120,7 +119,7 @@ def _model_name(source: str) -> str:
     return plain(Path(os.path.abspath(source)).name)
 
 
-def _comments(name: str) -> tuple[str, str]:
+def _marks(name: str) -> tuple[str, str]:
     return f"<!-- holdfast: {name.lower()} -->", f"<!-- /holdfast: {name.lower()} -->"
 
 
@@ -128,45 +127,14 @@ def _line_break(text: str) -> str:
     return "\r\n" if "\r\n" in text else "\n"
 
 
-def _find(lines: Sequence[str], name: str) -> tuple[int, int, int]:
-    """The lines between its comments, and the level of its heading; after the last line if new."""
-    outside = dict(_outside_code(lines))
-    begin, finish = (
-        [i for i, line in outside.items() if line.strip() == comment] for comment in _comments(name)
-    )
-    if begin or finish:
-        if not (len(begin) == len(finish) == 1 and begin < finish):
-            raise ValueError(
-                f"the lines {' and '.join(_comments(name))} must occur once, in this order: repair "
-                "or remove them"
-            )
-        start, end = begin[0], finish[0] + 1
-        found = (_HEADING.match(outside.get(i, "")) for i in range(start, end))
-        return start, end, next((len(heading[1]) for heading in found if heading), 2)
-    return len(lines), len(lines), 2
-
-
-def _outside_code(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """The numbered lines that are in neither the metadata nor a fenced block of code."""
-    front = _FRONT.match("".join(lines).removeprefix("\ufeff"))
-    skipped = len(front[0].splitlines()) if front else 0
-    fence = ""
-    for i, line in enumerate(lines[skipped:], skipped):
-        found = _FENCE.match(line)
-        if fence:
-            if found and found[1].startswith(fence) and not found[2].strip():
-                fence = ""
-        elif found:
-            fence = found[1]
-        else:
-            yield i, line
-    if fence:
-        raise ValueError(f"the last block of code has no end: add a line {fence}")
+def _front(text: str) -> re.Match[str]:
+    front = _FRONT.match(text)
+    assert front is not None  # it may be empty
+    return front
 
 
 def _metadata(text: str, where: str) -> dict[str, Any]:
-    front = _FRONT.match(text.removeprefix("\ufeff"))
-    found = parse_yaml(front["yaml"], f"the metadata of {where}") if front else None
+    found = parse_yaml(_front(text)["yaml"] or "", f"the metadata of {where}")
     if not isinstance(found, dict | None):
         raise ValueError(f"the metadata of {where} must be names and values, got {found!r:.60}")
     return found or {}
@@ -174,25 +142,15 @@ def _metadata(text: str, where: str) -> dict[str, Any]:
 
 def _with_metadata(text: str, known: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Set values of the metadata. Its other lines stay as they are, if they can."""
-    dump = require("huggingface_hub.utils", extra="hf", what="a model card").yaml_dump
-    bom = "\ufeff" * text.startswith("\ufeff")
-    text, line_break = text.removeprefix(bom), _line_break(text)
-    front = _FRONT.match(text)
-    if front is None:
-        head = dump(dict(new), sort_keys=False, line_break=line_break)
-        return f"{bom}---{line_break}{head}---{line_break}{text}"
-    block = front["yaml"]
-    for key, value in new.items():
-        lines = dump({key: value}, sort_keys=False, line_break=line_break).removesuffix(line_break)
-        if key in known:
-            # The key, and the lines below it that are indented or items of its list.
-            old = rf"^{re.escape(key)}[ \t]*:[^\r\n]*(?:\r?\n[ \t-][^\r\n]*)*"
-            block = re.sub(old, lambda _, lines=lines: lines, block, count=1, flags=re.MULTILINE)
-        else:
-            block = f"{block}{line_break if block else ''}{lines}"
+    yaml_dump = require("huggingface_hub.utils", extra="hf", what="a model card").yaml_dump
+    front, line_break = _front(text), _line_break(text)
+    dump = partial(yaml_dump, sort_keys=False, line_break=line_break)
+    # A key, and the lines below it that are indented or items of its list.
+    old = rf"^['\"]?(?:{'|'.join(new)})['\"]?[ \t]*:.*\n(?:[ \t-].*\n)*"
+    block = re.sub(old, "", front["yaml"] or "", flags=re.MULTILINE) + dump({**new})
     if not _says(block, {**known, **new}):  # in braces, or with comments in between
-        block = dump({**known, **new}, sort_keys=False, line_break=line_break).rstrip()
-    return f"{bom}{text[: front.start('yaml')]}{block}{text[front.end('yaml') :]}"
+        block = dump({**known, **new})
+    return f"{front[1]}---{line_break}{block}---{line_break}{text[front.end() :]}"
 
 
 def _says(block: str, values: Mapping[str, Any]) -> bool:
