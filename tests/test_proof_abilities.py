@@ -5,7 +5,6 @@ import importlib
 import itertools
 import json
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +15,6 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from holdfast import Recipe
 from holdfast.builtin import MODEL, RETAINED
 
-PROOF = Path(__file__).parents[1] / "benchmarks" / "proof"
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
